@@ -420,7 +420,8 @@ def futures(
     num_rising = rise(odds, evidence)
     # no fall, however clear, shows that the run cannot return
     possible = rising.doubtful.evenly(rise(max(odds, EVEN_ODDS), 0.0 if fell else evidence))
-    before = None if down is None else law_of(down.num_before, len(possible))
+    changed = down if num_rising < len(possible) else None  # else noise explains the fall as well as a change
+    before = None if changed is None else law_of(changed.num_before, len(possible))
     if before is not None:
         # as many as in the mean follow the law of all points, with noise in place of the fall; the others were down,
         # and the points since then say nothing about the law to which they return

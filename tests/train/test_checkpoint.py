@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,21 @@ def test_only_committed_checkpoints_count_and_only_the_last_are_kept(tmp_path):
         assert step not in before
         store.commit(step)
     assert store.steps() == [20, 30] and load_state(store.latest(), "trainer") == {"step": 30}
+
+
+def test_the_parts_of_a_checkpoint_are_on_disk_before_it_has_its_name_and_the_name_after(tmp_path, monkeypatch):
+    happened, fsync, rename = [], os.fsync, Path.rename
+    file_of = lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")).name  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda descriptor: happened.append(file_of(descriptor)) or fsync(descriptor))
+    monkeypatch.setattr(Path, "rename", lambda path, to: happened.append(("rename", path.name)) or rename(path, to))
+    store = CheckpointStore(tmp_path, keep=2)
+    temporary = store.begin(10)
+    save_state(temporary, "trainer", {"step": 10})
+    save_state(temporary, "learner", {"weights": np.arange(4.0)})
+    store.commit(10)
+    named = happened.index(("rename", temporary.name))
+    assert {"trainer.json", "learner.safetensors", temporary.name} <= set(happened[:named])
+    assert tmp_path.name in happened[named:]
 
 
 def test_partial_checkpoints_of_a_killed_process_are_removed(tmp_path):
