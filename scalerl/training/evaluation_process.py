@@ -15,7 +15,7 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.routing import routing_of
 from scalerl.models.text import TokenText
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec
-from scalerl.rollouts.engine import POLL_S, Engine, generate
+from scalerl.rollouts.engine import Engine, generate
 from scalerl.rollouts.pipeline import MOST_PENDING, without_tokens
 from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_current
 from scalerl.rollouts.turns import with_turns
@@ -98,8 +98,6 @@ class Evaluation:
         """
         began, flops, step = time.perf_counter(), self._engine.work.flops, snapshot.step
         self._engine.swap(step)
-        while self._engine.version != step:  # an asynchronous engine takes its time
-            self._engine.poll(POLL_S)
         groups = [scored for _, scored in sorted(self._scored(), key=lambda pair: pair[0])]
         ratios, difference = self._replay(step, groups)
         eval_s = time.perf_counter() - began
