@@ -66,9 +66,9 @@ class Evaluation(Part):
     """Samples per evaluation and task that are written to rollouts.jsonl as text; 0: none."""
     overlap: bool = False
     """Evaluate in a process with an engine of its own while training goes on, instead of pausing it. A point then
-    appears when it is ready, and `stop_when` judges it at the next evaluation. For torch or custom engines on one
-    machine. The process has a GPU of its own if generators have (`placement.gpus_per_generator`), else it shares the
-    trainer's; on CPU it takes the cores that other processes leave."""
+    appears when it is ready, and `stop_when` judges it at the next evaluation. For torch engines on one machine, and
+    custom ones that decode a step at each poll. The process has a GPU of its own if generators have
+    (`placement.gpus_per_generator`), else it shares the trainer's; on CPU it takes the cores that others leave."""
 
     def held_out_of(self, task: TaskData, prompts: int = MOST_SEQUENCES) -> int:
         """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""

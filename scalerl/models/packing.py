@@ -172,8 +172,8 @@ class Segments:
         assert query_1HND.shape[0] == 1 and key_1HND.shape == value_1HND.shape[:3] + key_1HND.shape[3:]
         pieces = [torch.split(x[0].transpose(0, 1), self.sizes) for x in (query_1HND, key_1HND, value_1HND)]
         parts = []
-        for bucket, *inputs in zip(self.buckets, *pieces, strict=True):
-            query, key, value = (bucket.padded(x) for x in inputs)
+        for bucket, *tensors in zip(self.buckets, *pieces, strict=True):
+            query, key, value = (bucket.padded(x) for x in tensors)
             parts.append(bucket.without_padding(causal_attention(query, key, value, scaling, window)))
         return torch.cat(parts)[None]
 

@@ -14,7 +14,7 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.routing import routing_of
 from scalerl.models.text import TokenText
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec
-from scalerl.rollouts.engine import POLL_S, Engine
+from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.pipeline import without_tokens
 from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_current
 from scalerl.rollouts.turns import with_turns
@@ -97,8 +97,6 @@ class Evaluation:
         """
         began, flops, step = time.perf_counter(), self._engine.work.flops, snapshot.step
         self._engine.swap(step)
-        while self._engine.version != step:  # an asynchronous engine takes its time
-            self._engine.poll(POLL_S)
         held_out, seed = self._held_out, self._generator.generation.seed
         scored = scored_groups([self._engine], held_out.visits, held_out.samples, seed, self._scoring)
         lighter = {index: without_tokens(group, index, held_out.kept) for index, group in scored}
