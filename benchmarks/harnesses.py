@@ -119,7 +119,9 @@ def kills(count: int, place: Path) -> dict[str, object]:
     """
     rng, done, path = random.Random(1), Counter(), place / "run"
     (place / "logged.py").write_text(ADVANTAGE)
-    (place / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+1=<think>"}) + "\n" for n in range(60)))
+    (place / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}+1=<think>"}) + "\n" for n in range(4 * count + 20))
+    )  # every prompt passes and retires
     program = str(PROGRAMS / "numbered.py")
     words = ["train", "--model", str(runs.make_model(place / "model")), "--run-dir", str(path), "--trust", "--preset",
              "lab", *runs.RECIPE, "--data.kind", "agent", "--data.command", json.dumps([sys.executable, program]),

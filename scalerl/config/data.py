@@ -242,7 +242,36 @@ class RepliedTask(TextTask):
         return {name: getattr(self, name) for name in TURN_LIMITS} | dated | arguments
 
 
-class EnvironmentTask(RepliedTask):
+class ServedTask(TextTask):
+    """A task whose rollouts are those of programs that call the policy over an endpoint (docs/environments.md)."""
+
+    processes: Few = 16
+    """Agents, and episodes of `verifiers` 0.4: most rollouts whose program runs at the same time, divided among the
+    generators."""
+    rollout_s: Positive = 600.0
+    """Time limit of a rollout, seconds, without those in which it waits for the policy only."""
+    changed_history: Literal["fork", "refuse"] = "fork"
+    """Requests whose messages differ from those before. fork: the longest unchanged prefix stays as it was sampled, and
+    the rest becomes a further sequence of the rollout. refuse: they get an error."""
+
+    def served(self, **own: Any) -> dict[str, Any]:
+        """Return what a rollout needs, for the columns of a prompt; `own` are the settings of one kind of task."""
+        dated = {} if self.template_date == "auto" else {"template_date": self.template_date}
+        return {**SERVED, **{name: getattr(self, name) for name in SERVED_FIELDS}, **own, **dated}
+
+
+SERVED_FIELDS = (
+    "processes", "rollout_s", "changed_history", "max_prompt_tokens", "chat_template", "template_arguments",
+    "system_prompt",
+)  # fmt: skip
+"""Fields of a ServedTask that its prompts carry."""
+SERVED: dict[str, Any] = {
+    "command": (), "function": "", "model": "policy", "environment": (), "host": "127.0.0.1", "url_host": "",
+}  # fmt: skip
+"""The other settings, for tasks without such fields."""
+
+
+class EnvironmentTask(RepliedTask, ServedTask):
     """An environment of the `verifiers` package: prompts from its data set, rewards by its rubric."""
 
     named_by: ClassVar[str] = "environment"
@@ -258,7 +287,10 @@ class EnvironmentTask(RepliedTask):
     """Smallest reward of the rubric that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
     """Largest reward of a truncated completion, in the scale of the rubric. none: it keeps the rubric's reward. In both
-    cases it counts as failed."""
+    cases it counts as failed. An episode of several turns keeps its reward."""
+    variables: tuple[str, ...] = ()
+    """Names of environment variables that an episode of verifiers 0.4 gets, such as the key of a judge. Otherwise it
+    gets only those of paths, language and time zone, and no key of the run."""
 
 
 class CustomTask(RepliedTask):
@@ -282,7 +314,7 @@ class CustomTask(RepliedTask):
         return self.name or self.function.rpartition(":")[2]
 
 
-class AgentTask(TextTask):
+class AgentTask(ServedTask):
     """Your agent: a program that gets a row and the address of an OpenAI endpoint, and returns a reward (agents.md).
 
     `max_prompt_tokens` is the limit of a conversation before each turn of the policy.
@@ -307,15 +339,8 @@ class AgentTask(TextTask):
     """Branch, tag or commit, for a data set on the hub."""
     max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Longest allowed line of a JSONL file, MiB."""
-    processes: Few = 16
-    """Most rollouts whose program runs at the same time, divided among the generators."""
     turns: Few = 64
     """Most turns of the policy in a rollout; further requests get an error. `recipe.length` is the limit of each."""
-    rollout_s: Positive = 600.0
-    """Time limit of a rollout, seconds, without those in which it waits for the policy only."""
-    changed_history: Literal["fork", "refuse"] = "fork"
-    """Requests whose messages differ from those before. fork: the longest unchanged prefix stays as it was sampled, and
-    the rest becomes a further sequence of the rollout. refuse: they get an error."""
     model: Annotated[str, Field(min_length=1)] = "policy"
     """Name under which the endpoint serves the policy; requests for another model get an error."""
     environment: tuple[str, ...] = ()
@@ -350,15 +375,7 @@ class AgentTask(TextTask):
     @property
     def settings(self) -> dict[str, Any]:
         """What a rollout needs, for the columns of a prompt."""
-        dated = {} if self.template_date == "auto" else {"template_date": self.template_date}
-        return {name: getattr(self, name) for name in AGENT_SETTINGS} | dated
-
-
-AGENT_SETTINGS = (
-    "command", "function", "processes", "turns", "rollout_s", "changed_history", "model", "environment", "host",
-    "url_host", "max_prompt_tokens", "chat_template", "template_arguments", "system_prompt",
-)  # fmt: skip
-"""Fields of an AgentTask that its prompts carry."""
+        return self.served(turns=self.turns, **{name: getattr(self, name) for name in SERVED})
 
 
 AnyTask = Annotated[

@@ -15,6 +15,7 @@ from scalerl.config.data import is_suite
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe
 from scalerl.config.run import Learner, RunConfig
+from scalerl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from scalerl.models.build import PolicySpec
@@ -37,6 +38,20 @@ def schedule_name(config: RunConfig) -> Literal["deterministic", "eager"]:
     chosen = config.rollouts.schedule
     steps_together = config.placement.deterministic and not config.has_agents
     return chosen if chosen != "auto" else "deterministic" if steps_together else "eager"
+
+
+def eager(config: RunConfig) -> RunConfig:
+    """Return the configuration of a run in which programs make rollouts, known from its prompts.
+
+    Raises:
+        ConfigError: It asks for the deterministic schedule.
+    """
+    if config.rollouts.schedule == "deterministic":
+        raise ConfigError(
+            "rollouts.schedule: got 'deterministic' with episodes of verifiers, which take wall-clock time; allowed: "
+            "auto, eager"
+        )
+    return replace(config, rollouts=replace(config.rollouts, schedule="eager"))
 
 
 def channel_name(config: RunConfig) -> str:

@@ -119,21 +119,33 @@ def environment_rows(task: EnvironmentTask, held_out: int, step: Step = in_this_
 
 
 def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
-    if not tasksets.answered_once(tasksets.load(task.environment, task.arguments)):
-        raise ConfigError(
-            f"data.environment: an episode of {task.environment!r} has turns, tools, or a program with a runtime; "
-            "allowed with this version of verifiers: tasks that the policy answers once, with the harness null"
-        )
+    env = tasksets.load(task.environment, task.arguments)
+    served = None if tasksets.answered_once(env) else _episodes(task, len(tasksets.roles(env)))
     rows: list[Row] = []
     for number, values in enumerate(tasksets.rows(task, held_out)):
         source = f"{task.environment} task {number}"
-        prompt = prompt_of(values["prompt"], "prompt", values, source)
         data = {name: value for name, value in values["task"].items() if name != "idx"}
-        answer = data.get("answer")
+        text, answer = json.dumps(data, sort_keys=True, default=str), data.get("answer")
         columns = {"environment": task.environment, "arguments": task.arguments, "row": values["task"]}
-        reference = answer if isinstance(answer, str) and answer else json.dumps(data, sort_keys=True, default=str)
-        rows.append(Row(prompt, reference, columns, source))
+        reference = answer if isinstance(answer, str) and answer else text
+        if served is not None:  # an episode may ask anything, and its first message may come from a program
+            columns = {AGENT: served, "row": values, "pass_reward": task.pass_reward}
+            values, reference = {**values, "prompt": values["prompt"] or text[:QUESTION]}, text
+        rows.append(Row(prompt_of(values["prompt"], "prompt", values, source), reference, columns, source))
     return _distinct(rows, task, "taskset", "tasks")
+
+
+def _episodes(task: EnvironmentTask, agents: int) -> dict[str, Any]:
+    """Return the settings of rollouts that are episodes; the number of turns is a limit of each of their agents."""
+    check_installed(("starlette", "uvicorn"))
+    if shutil.which("uv") is None and not tasksets.has_harness(task.environment):
+        raise ConfigError(
+            f"data.environment: an episode of {task.environment!r} has turns, tools or programs, which verifiers "
+            "starts with uv; install it (pip install uv)"
+        )
+    return task.served(
+        function=tasksets.EPISODE, imported_once=True, turns=task.turns * agents, environment=task.variables
+    )
 
 
 def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:

@@ -167,7 +167,9 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
         scorer.failures = Failures(f"the agent {task.curve}")
         return scorer
     if isinstance(task, EnvironmentTask):
-        return FunctionScorer(environments.REWARD, task.pass_reward, settings, task.truncated_reward)
+        scorer = FunctionScorer(environments.REWARD, task.pass_reward, settings, task.truncated_reward)
+        scorer.failures = Failures(f"the environment {task.curve}")
+        return scorer
     return verifier_scorer(task.verifier, settings)
 
 

@@ -32,7 +32,11 @@ def installed() -> bool:
         return False
 
 
-def load(environment: str, arguments: Mapping[str, Any]) -> Any:
+EPISODE = f"{__name__}:episode"
+"""Import path of `episode`, which is the agent of a rollout."""
+
+
+def load(environment: str, arguments: Mapping[str, Any], turns: int | None = None) -> Any:
     """Return an environment of the package, a `verifiers.v1.Env`.
 
     Its agents run in processes of this machine and talk without tools of their own (the harness `null`), unless the
@@ -41,6 +45,7 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
     Args:
         environment: Id of an installed taskset.
         arguments: The package's table `[env]`, such as {"taskset": {"largest": 9}}.
+        turns: Most turns of an agent that has no `max_turns` of its own; None: no limit.
 
     Raises:
         ConfigError: The taskset is missing, or refuses its arguments.
@@ -51,8 +56,9 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
     given = arguments.get("taskset") or {}
     table: dict[str, Any] = {**arguments, "taskset": {**given, "id": environment}}
     try:
-        for role in call(lambda: agent_config_fields(resolve_env_config(table)), environment):
-            agent = {"runtime": {"type": "subprocess"}, **(arguments.get(role) or {})}
+        for role, usual in call(lambda: agent_config_fields(resolve_env_config(table)), environment).items():
+            limit = {"max_turns": turns} if turns is not None and usual.max_turns is None else {}
+            agent = {"runtime": {"type": "subprocess"}, **limit, **(arguments.get(role) or {})}
             if default_harness_id(environment) == "bash":
                 agent = {"harness": {"id": "null"}, **agent}
             table[role] = agent
@@ -64,8 +70,22 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
         ) from None
 
 
+def has_harness(environment: str) -> bool:
+    """Return whether a taskset has a harness of its own; the package starts the others with uv."""
+    from verifiers.v1.utils.loaders import default_harness_id
+
+    return bool(default_harness_id(environment) != "bash")
+
+
+def roles(env: Any) -> list[str]:
+    """Return the names of an environment's agents."""
+    from verifiers.v1.configs.agent import agent_config_fields
+
+    return list(agent_config_fields(env.config))
+
+
 def rows(task: EnvironmentTask, held_out: int) -> list[dict[str, Any]]:
-    """Return the rows of an environment's tasks, with `prompt`, `environment`, `arguments` and `task`, the task's data.
+    """Return the rows of an environment's tasks, which `episode` takes: `task` has the task's data.
 
     Raises:
         ConfigError: The taskset is endless and `data.prompts` is not set, or has fewer tasks than that.
@@ -83,7 +103,7 @@ def rows(task: EnvironmentTask, held_out: int) -> list[dict[str, Any]]:
             f"data.prompts: the taskset {task.environment!r} has {len(tasks)} tasks; allowed: at least {most} "
             "(data.prompts and held-out prompts together)"
         )
-    shared = {"environment": task.environment, "arguments": task.arguments}
+    shared = {"environment": task.environment, "arguments": task.arguments, "turns": task.turns}
     return [{"prompt": opening(one.data), **shared, "task": one.data.model_dump(mode="json")} for one in tasks]
 
 
@@ -108,7 +128,10 @@ def answered_once(env: Any) -> bool:
 
     kind, config = type(env.taskset).task_type(), env.config.taskset
     tools = [*type(env.taskset).toolsets(config), *kind.toolsets(config.task)]
-    if type(env) is not SingleAgentEnv or env.config.agent.harness.id != "null" or tools:
+    if type(env) is not SingleAgentEnv or tools:
+        return False
+    harness = env.config.agent.harness  # None: the taskset has one of its own
+    if harness is None or harness.id != "null":
         return False
     hooks = ("setup", "finalize", "stage_verifier", "score")
     if any(getattr(kind, name) is not getattr(Task, name) for name in hooks):
@@ -189,11 +212,19 @@ def episode(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, fl
     return asyncio.run(_episode(row, base_url, api_key))
 
 
+def prepare(row: Mapping[str, Any]) -> None:
+    """Load the environment of rows, so that the processes forked for episodes have it."""
+    _cached(row["environment"], json.dumps(row.get("arguments") or {}, sort_keys=True), row.get("turns"))
+
+
+episode.prepare = prepare  # type: ignore[attr-defined]  # for tasks/agents/nursery.py
+
+
 async def _episode(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, float]:
     from verifiers.v1 import EvalClientConfig, ModelContext
 
     os.environ[KEY] = api_key
-    env = load(row["environment"], row.get("arguments") or {})
+    env = _cached(row["environment"], json.dumps(row.get("arguments") or {}, sort_keys=True), row.get("turns"))
     context = ModelContext("policy", EvalClientConfig(base_url=base_url, api_key_var=KEY))
     async with env.serving():
         ended = await env.run_episode(task_of(env, row["task"]), context)
@@ -207,5 +238,5 @@ async def _episode(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[
 
 
 @lru_cache(maxsize=8)
-def _cached(environment: str, arguments: str) -> Any:
-    return load(environment, json.loads(arguments))
+def _cached(environment: str, arguments: str, turns: int | None = None) -> Any:
+    return load(environment, json.loads(arguments), turns)

@@ -37,6 +37,7 @@ from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import (
     channel_name,
     derived_sizes,
+    eager,
     generation_of,
     learner_settings,
     loop_device,
@@ -176,6 +177,8 @@ def _assemble(
     sizes = loaded.sizes if loaded is not None else cast(ModelSizes, sizes)
     written = sum(file.stat().st_size for file in path.glob("checkpoints/**/*") if file.is_file())
     check_disk(config, sizes, path, written)
+    if agents := has_agents(prompts.all_prompts):
+        directory.config = eager(directory.config)
     config, about = _with_sizes(directory, sizes, longest + rule.capacity, prompts)
     policy = model.load(loop_device(config)) if loaded is None else loaded
     check_vocabulary(tokenizer, policy, model_path)
@@ -216,7 +219,7 @@ def _assemble(
         make_engines=backend.make_engines,
         devices=resolved.devices,
         environments=environments,
-        agents=has_agents(prompts.all_prompts),
+        agents=agents,
     )
     layout = WeightLayout.of(sent_weights(policy, model.sent))
     held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)

@@ -8,14 +8,19 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import runs
+from agent_parts import engine_of, finish
+from doc_pages import ROOT
 
 from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.sources import environment_rows
+from scalerl.rollouts.engine import Request
 from scalerl.tasks import tasksets
+from scalerl.tasks.agents import harness
 from scalerl.tasks.environments import REWARD
 from scalerl.tasks.user_rewards import call_by_name
-from scalerl.types import Prompt
+from scalerl.types import AGENT, Prompt
 
 TASKSET = """
 import itertools
@@ -79,15 +84,78 @@ class Talk(vf.Env[TalkConfig]):
 )
 
 
+LETTERS = """
+import random
+import httpx
+import verifiers.v1 as vf
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.harness import Harness
+from verifiers.v1.runtimes import ProgramResult
+
+__all__ = ["Letters", "Dialog"]
+
+
+class Data(vf.TaskData):
+    letters: list[str]
+
+
+class Say(vf.Task[Data, vf.State, vf.TaskConfig]):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        said = [one.content or "" for one in trace.messages if one.role == "assistant"]
+        return sum(a[:1] == b for a, b in zip(said, self.data.letters)) / 2
+
+    @vf.metric
+    async def taken(self, trace) -> float:
+        return float(trace.num_turns)
+
+
+class Letters(vf.Taskset[Say, vf.TasksetConfig]):
+    def load(self):
+        rng = random.Random(0)
+        for _ in range(20):
+            letters = rng.choices("ab", k=2)
+            prompt = "".join(rng.choices("ab", k=6)) + letters[0] + ">"
+            yield Say(Data(prompt=prompt, letters=letters), self.config.task)
+
+
+class Dialog(Harness[HarnessConfig]):
+    EXECUTES_CODE = NEEDS_CONTAINER = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url=None):
+        messages, key = [{"role": "user", "content": data.prompt}], {"Authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(timeout=600, trust_env=False) as client:
+            for letter in [*data.letters[1:], ""]:
+                body = {"model": ctx.model, "messages": messages}
+                reply = await client.post(f"{endpoint}/chat/completions", json=body, headers=key)
+                if reply.status_code != 200:
+                    return ProgramResult(1, "", reply.text)
+                messages += [reply.json()["choices"][0]["message"], {"role": "user", "content": f"{letter}>"}]
+        return ProgramResult(0, "", "")
+"""
+"""A taskset of two turns with a harness of its own, which needs no uv."""
+
+
+@pytest.fixture
+def nurseries():
+    """End the processes that have imported environments after the test."""
+    yield
+    while harness._NURSERIES:
+        _, nursery = harness._NURSERIES.popitem()
+        nursery.close()
+        nursery._process.wait()
+
+
 @pytest.fixture
 def taskset(tmp_path, monkeypatch):
     if not tasksets.installed():
         pytest.skip("verifiers 0.4 is not installed")
-    for name, text in (("sums_taskset", TASKSET), ("boxed_taskset", BOXED), ("talk_taskset", TALK)):
+    for name, text in (("sums_taskset", TASKSET), ("boxed_taskset", BOXED), ("talk_taskset", TALK),
+                       ("letters_taskset", LETTERS)):  # fmt: skip
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "sums-taskset"
-    for name in ("sums_taskset", "boxed_taskset", "talk_taskset"):
+    for name in ("sums_taskset", "boxed_taskset", "talk_taskset", "letters_taskset"):
         sys.modules.pop(name, None)
 
 
@@ -119,14 +187,85 @@ def test_an_endless_taskset_needs_a_number_of_prompts(taskset):
         ("nowhere-to-be-found", {}, "cannot load 'nowhere-to-be-found'"),
         ("sums-taskset", {"taskset": {"moist": 1}}, "moist"),
         ("sums-taskset", {"difficulty": "easy"}, "difficulty"),
-        ("sums-taskset", {"agent": {"harness": {"id": "bash"}}}, "has turns, tools, or a program with a runtime"),
-        ("boxed-taskset", {}, "has turns, tools, or a program with a runtime"),
-        ("talk-taskset", {}, "has turns, tools, or a program with a runtime"),
     ],
 )
-def test_what_cannot_be_scored_from_one_answer_is_refused(taskset, environment, arguments, message):
+def test_an_environment_that_cannot_be_loaded_is_an_error(taskset, environment, arguments, message):
     with pytest.raises(ConfigError, match=message):
         environment_rows(EnvironmentTask(environment=environment, arguments=arguments), 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments"),
+    [
+        ("sums-taskset", {"agent": {"harness": {"id": "bash"}}}),
+        ("boxed-taskset", {}),
+        ("talk-taskset", {}),
+        ("letters-taskset", {}),
+    ],
+)
+def test_what_cannot_be_scored_from_one_answer_is_an_episode(taskset, monkeypatch, environment, arguments):
+    task = EnvironmentTask(environment=environment, arguments=arguments, turns=5, variables=("JUDGE_KEY",))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    made, _ = environment_rows(task, 2)
+    assert len({row.id for row in made}) == len(made) >= 9
+    columns = made[0].columns
+    settings, row = columns[AGENT], columns["row"]
+    assert settings["function"] == tasksets.EPISODE and settings["turns"] == 5 and settings["imported_once"]
+    assert settings["environment"] == ("JUDGE_KEY",) and columns["pass_reward"] == 1.0
+    assert row["environment"] == environment and row["turns"] == 5 and json.loads(json.dumps(row)) == row
+    agents = tasksets.load(environment, arguments, 5).config
+    assert [getattr(agents, name).max_turns for name in tasksets.roles(tasksets.load(environment, arguments))] == [5]
+
+
+def test_an_episode_needs_uv_unless_the_taskset_has_a_harness(taskset, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match=r"'talk-taskset' has turns, .*pip install uv"):
+        environment_rows(EnvironmentTask(environment="talk-taskset"), 2)
+    assert environment_rows(EnvironmentTask(environment="letters-taskset"), 2)[0]
+
+
+def test_limits_of_the_arguments_win(taskset):
+    arguments = {"player": {"max_turns": 2}}
+    assert tasksets.load("talk-taskset", arguments, 5).config.player.max_turns == 2
+
+
+@pytest.mark.slow
+def test_episodes_are_rollouts_over_the_endpoint(taskset, nurseries, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made, _ = environment_rows(EnvironmentTask(environment="letters-taskset"), 2)
+    engine = engine_of(lambda text: text.split("><|im_end|>")[-2][-1], None)
+    engine._run = harness.run
+    prompts = [Prompt(row.id, "", (3, 4), "", "letters", row.columns) for row in made[:4]]
+    engine.submit([Request.of((0, number), prompt, number) for number, prompt in enumerate(prompts)])
+    for number, rollout in finish(engine, 300.0).items():
+        end, said = rollout.outcome, made[number].columns["row"]["task"]["letters"]
+        assert end.problem == "" and (end.score, end.turns, end.metrics["taken"]) == (1.0, 2, 2.0)
+        assert [text for text in said if text not in "ab"] == [] and rollout.others == ()
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_the_episodes_of_an_environment(taskset, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    model = tmp_path / "model"
+    sys.path.append(str(ROOT / "examples"))
+    from tiny_model import tiny_model
+
+    shutil.copytree(tiny_model("ab>"), model)
+    path = tmp_path / "run"
+    words = ["train", "--model", str(model), "--run-dir", str(path), "--trust", "--preset", "lab",
+             "--data.kind", "verifiers", "--data.environment", "letters-taskset", "--data.max_prompt_tokens", "40",
+             "--recipe.length", '{kind = "none", max_tokens = 3}', "--recipe.prompts_per_step", "2",
+             "--recipe.generations_per_prompt", "4", "--recipe.retire_pass_rate", "none", "--evaluation.prompts", "2",
+             "--evaluation.samples", "1", "--steps", "2"]  # fmt: skip
+    text, _ = (process := runs.start(words)).communicate(timeout=500)
+    assert process.returncode == 0, text
+    rows = runs.rows(path, "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2] and all(row["reward_failures"] == 0 for row in rows)
+    assert all(row["turns"] == row["environment/taken"] == 2 for row in rows)
+    assert 'schedule = "eager"' in (path / "config.toml").read_text()
+    words[words.index("--run-dir") + 1] = str(tmp_path / "other")
+    text, _ = (process := runs.start([*words, "--rollouts.schedule", "deterministic"])).communicate(timeout=500)
+    assert process.returncode and "with episodes of verifiers, which take wall-clock time" in text
 
 
 class Policy(BaseHTTPRequestHandler):

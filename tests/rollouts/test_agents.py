@@ -387,6 +387,13 @@ BAD = {
     "no tokens": ({"messages": [user("x")], "max_tokens": 0}, 400, "at least 1"),
     "tokens as text": ({"messages": [user("x")], "max_tokens": "3"}, 400, "at least 1"),
     "bad tools": ({"messages": [user("x")], "tools": [{"name": "x"}]}, 400, "tools: got"),
+    "stream as text": ({"messages": [user("x")], "stream": "yes"}, 400, "true or false"),
+    "stream as a number": ({"messages": [user("x")], "stream": 1}, 400, "true or false"),
+    "options of a stream": ({"messages": [user("x")], "stream_options": 3}, 400, "stream_options: got 3"),
+    "options as a list": ({"messages": [user("x")], "stream_options": [1]}, 400, "an object"),
+    "calls as a number": ({"messages": [{**user("x"), "tool_calls": 5}, user("y")]}, 400, "calls of functions"),
+    "calls as an object": ({"messages": [{**user("x"), "tool_calls": {"a": 1}}, user("y")]}, 400, "tool_calls"),
+    "tools as a number": ({"messages": [user("x")], "tools": 5}, 400, "tools: got 5"),
     "bad stop": ({"messages": [user("x")], "stop": [1]}, 400, "stop: got"),
 }  # fmt: skip
 

@@ -172,6 +172,74 @@ def test_a_function_is_called_in_a_process_of_its_own(user_code):
     assert "has no function or class 'no'" in run(function="my_agent:no").problem
 
 
+@pytest.fixture
+def nurseries():
+    """Yield the processes that have imported functions, by key; they end with the test."""
+    yield harness._NURSERIES
+    while harness._NURSERIES:
+        _, nursery = harness._NURSERIES.popitem()
+        nursery.close()
+        nursery._process.wait()
+
+
+def once(function, row=None, **changes):
+    """Run a function of a process that has imported it, as episodes of verifiers are."""
+    given = AgentTask(path="rows.jsonl", function=function, **{"rollout_s": 20.0, **changes}).settings
+    began, settings = time.monotonic(), {**given, "imported_once": True}
+    own_s = lambda: time.monotonic() - began  # noqa: E731
+    return harness.run(settings, row or {}, "http://127.0.0.1:1/v1", KEY, own_s, lambda: False)
+
+
+def test_a_function_that_is_imported_once_is_called_in_processes_of_its_own(user_code, nurseries):
+    user_code(
+        "warm_agent",
+        """
+        import os, random, sys, time
+        imported, kept = os.getpid(), []
+        def prepare(row):
+            kept.append(row["number"])
+        def run(row, base_url, api_key):
+            assert base_url.endswith("/v1") and api_key == os.environ["OPENAI_API_KEY"] == row["key"]
+            kept.append("of this call")
+            values = {"same": imported % 1000003, "own": os.getpid(), "drawn": random.random(), "kept": len(kept)}
+            return {"reward": row["number"], **values}
+        run.prepare = prepare
+        def broken(row, base_url, api_key):
+            return {}["missing"]
+        def leaves(row, base_url, api_key):
+            os._exit(3)
+        def dies(row, base_url, api_key):
+            os.kill(os.getpid(), 11)
+        def slow(row, base_url, api_key):
+            time.sleep(60)
+        def escapes(row, base_url, api_key):
+            exec(row["code"])
+            return 1
+        """,
+    )
+    reports = [once("warm_agent:run", row={"number": number, "key": KEY}) for number in (1, 2, 3)]
+    assert [report.reward for report in reports] == [1, 2, 3], reports
+    seen = {name: {report.metrics[name] for report in reports} for name in ("same", "own", "drawn", "kept")}
+    assert {name: len(values) for name, values in seen.items()} == {"same": 1, "own": 3, "drawn": 3, "kept": 3}
+    assert "KeyError: 'missing'" in once("warm_agent:broken").problem
+    assert "exit code 3" in once("warm_agent:leaves").problem
+    assert "exit code 139" in once("warm_agent:dies").problem
+    assert "has no function or class 'no'" in once("warm_agent:no").problem
+    began = time.monotonic()
+    assert "longer than data.rollout_s = 0.5 s" in once("warm_agent:slow", rollout_s=0.5).problem
+    assert time.monotonic() - began < 15
+    assert once("warm_agent:escapes", row={"code": ESCAPES}).problem == "" and sleepers() == []
+
+
+def test_the_process_of_an_imported_function_is_replaced_when_it_dies(user_code, nurseries):
+    user_code("mortal_agent", "import os\ndef run(row, base_url, api_key):\n    return os.getppid() > 0\n")
+    assert once("mortal_agent:run").reward == 1
+    (first,) = nurseries.values()
+    os.kill(first._process.pid, signal.SIGKILL)
+    first._process.wait()
+    assert once("mortal_agent:run").reward == 1 and [*nurseries.values()] != [first]
+
+
 def test_rows_are_those_of_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": "a", "n": 1}, {"prompt": "a", "n": 2}, {"task": "fix it"}, {"prompt": "a", "n": 1}]

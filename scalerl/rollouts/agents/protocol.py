@@ -134,6 +134,9 @@ def read_request(body: bytes, known: frozenset[str], model: str) -> Asked:
     for name, allowed in ONLY.items():
         if values.get(name) not in allowed:
             raise Refused(f"{name}: got {short(values[name])}; allowed: {_options(allowed)}", code="unsupported_value")
+    for name, kind, what in (("stream", bool, "true or false"), ("stream_options", dict, "an object")):
+        if (value := values.get(name)) is not None and not isinstance(value, kind):
+            raise Refused(f"{name}: got {short(value)}; allowed: {what}")
     tools = _tools(values.get("tools"))
     chat = known is CHAT
     return Asked(
@@ -196,8 +199,8 @@ def _message(value: Any, number: int) -> Said:
     role = ROLES.get(str(value.get("role"))) if isinstance(value, dict) else None
     if role is None:
         raise Refused(f"messages[{number}]: got {short(value)}; allowed: objects with a role of {', '.join(ROLES)}")
-    made = []
-    for one in value.get("tool_calls") or []:
+    made, calls_of = [], value.get("tool_calls") or []
+    for one in calls_of if isinstance(calls_of, list) else [calls_of]:
         function = one.get("function") if isinstance(one, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refused(f"messages[{number}].tool_calls: got {short(one)}; allowed: calls of functions")

@@ -10,13 +10,17 @@ import math
 import os
 import re
 import selectors
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from scalerl.core.errors import short
 from scalerl.core.files import parse_json
@@ -30,6 +34,8 @@ PASSED_ON = (
     "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
 )  # fmt: skip
 """Environment variables of the run that every program gets, with those that begin with LC_; none holds a key."""
+
+DIRECTORY = Path(__file__).parent
 
 OUTPUT = 1 << 20
 """Bytes at the end of a program's standard output in which the reward is looked for."""
@@ -80,14 +86,18 @@ def run(
         own_s: Function that returns the seconds that count for the time limit.
         stopped: Function that returns whether the rollout is no longer needed.
     """
-    directory = Path(__file__).parent
     name = settings["function"] or settings["command"][0]
-    command = list(settings["command"]) or [sys.executable, str(directory / "call.py"), settings["function"]]
+    command = list(settings["command"]) or [sys.executable, str(DIRECTORY / "call.py"), settings["function"]]
     environment = environment_of(settings, base_url, key)
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(directory / "launcher.py"), *command],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True,
-    )  # fmt: skip
+    process: Process
+    if settings.get("imported_once"):
+        process = nursery_of(settings, environment).start(environment, row)
+    else:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(DIRECTORY / "launcher.py"), *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
     text = json.dumps(row).encode()
     tails = {process.stdout: b"", process.stderr: b""}
     late = _follow(process, len(text).to_bytes(8, "little") + text, tails, settings["rollout_s"], own_s, stopped)
@@ -110,8 +120,103 @@ def environment_of(settings: Mapping[str, Any], base_url: str, key: str) -> dict
     return kept | safe | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "OPENAI_MODEL": settings["model"]}
 
 
+class Forked:
+    """A launcher that a nursery forked, with what is used here of a `Popen`."""
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        """Take our ends of its standard input, output and error, and of the pipe with its id and exit code."""
+        self.stdin: IO[bytes] = os.fdopen(ends[0], "wb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(ends[1], "rb", buffering=0)
+        self.stderr: IO[bytes] = os.fdopen(ends[2], "rb", buffering=0)
+        self._status: IO[bytes] = os.fdopen(ends[3], "rb", buffering=0)
+        self._pid, self.returncode = self._status.read(4), 0
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit code."""
+        code = self._status.read(1)
+        self._status.close()
+        self.returncode = code[0] if code else 128 + signal.SIGKILL
+        return self.returncode
+
+    def kill(self) -> None:
+        """Kill the launcher, which did not end in time."""
+        with suppress(ProcessLookupError):
+            os.kill(int.from_bytes(self._pid, "little") or 1 << 30, signal.SIGKILL)
+
+
+Process = subprocess.Popen[bytes] | Forked
+
+
+class Nursery:
+    """A process that has imported a function and forks its calls (nursery.py)."""
+
+    def __init__(self, function: str, environment: Mapping[str, str]) -> None:
+        """Start it; it ends with this process."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(DIRECTORY / "nursery.py"), function, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=dict(environment),
+                pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        self._lock = threading.Lock()
+
+    def start(self, variables: Mapping[str, str], row: Mapping[str, Any]) -> Forked:
+        """Fork a call.
+
+        Args:
+            variables: Its environment.
+            row: Row of the rollout, whose columns other than `task` are what the function is prepared for.
+
+        Raises:
+            OSError: The process has ended.
+        """
+        pairs = [os.pipe() for _ in range(4)]
+        ours = [pairs[0][1], *(read for read, _ in pairs[1:])]
+        theirs = [pairs[0][0], *(write for _, write in pairs[1:])]
+        own = {name: variables[name] for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL")}
+        wanted = {name: value for name, value in row.items() if name not in ("prompt", "task")}
+        message = json.dumps({"variables": own, "prepare": wanted}).encode()
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [message], theirs)
+        except OSError:
+            for file in ours:
+                os.close(file)
+            raise
+        finally:
+            for file in theirs:
+                os.close(file)
+        return Forked(ours)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """End it; calls under way go on."""
+        self._socket.close()
+
+
+_NURSERIES: dict[str, Nursery] = {}
+_NURSERIES_LOCK = threading.Lock()
+
+
+def nursery_of(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Nursery:
+    """Return the process of a function, which starts when it is needed."""
+    shared = {name: value for name, value in environment.items() if not name.startswith("OPENAI_")}
+    key = json.dumps([settings["function"], shared], sort_keys=True)
+    with _NURSERIES_LOCK:
+        if key in _NURSERIES and _NURSERIES[key].ended:
+            _NURSERIES.pop(key).close()
+        if key not in _NURSERIES:
+            _NURSERIES[key] = Nursery(settings["function"], shared)
+        return _NURSERIES[key]
+
+
 def _follow(
-    process: subprocess.Popen[bytes],
+    process: Process,
     text: bytes,
     tails: dict[Any, bytes],
     limit_s: float,

@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 CANNOT_START = 127
@@ -18,6 +18,25 @@ CANNOT_START = 127
 
 def main(command: list[str]) -> int:
     """Run a command; return its exit code, or 128 and the number of the signal that ended it."""
+    held = []  # a Popen that is deleted waits for its process, which takes the exit code away
+
+    def start(row: int) -> int:
+        held.append(subprocess.Popen(command, stdin=row, start_new_session=True))
+        return held[0].pid
+
+    try:
+        return supervise(start)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return CANNOT_START
+
+
+def supervise(start: Callable[[int], int]) -> int:
+    """Run a program until it ends or standard input does; return its exit code as `main`.
+
+    Args:
+        start: Function that starts the program, given a file with its row, and returns its process id.
+    """
     # processes whose parent has ended become children of this one, whatever session or group they are in
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     row = os.memfd_create("row")
@@ -26,17 +45,13 @@ def main(command: list[str]) -> int:
         os.write(row, part)
         left -= len(part)
     os.lseek(row, 0, os.SEEK_SET)
-    try:
-        child = subprocess.Popen(command, stdin=row, start_new_session=True)
-    except OSError as error:
-        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
-        return CANNOT_START
-    ended = os.pidfd_open(child.pid)
+    child = start(row)
+    ended = os.pidfd_open(child)
     watched = select.poll()
     for file in (ended, 0):
         watched.register(file, select.POLLIN | select.POLLHUP)
     watched.poll()
-    return _end_all(child.pid)
+    return _end_all(child)
 
 
 def _read(size: int) -> bytes:
