@@ -73,7 +73,7 @@ from scalerl.training.run_model import (
     known_sizes,
     model_path_of,
 )
-from scalerl.training.saved import checkpoint_of, continued, overrule, sound_checkpoint
+from scalerl.training.saved import Saved, checkpoint_of, continued, overrule, sound_checkpoint
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
 from scalerl.types import Prompt
 
@@ -89,7 +89,7 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     makers = makers_of(resolved.config.loggers)
     directory = RunDirectory.create(path, resolved.config)
     with directory.discarded_on_error(), ExitStack() as opened:
-        run = _assemble(directory, resolved, None, {}, display, stop_requested)
+        run = _assemble(directory, resolved, None, display, stop_requested)
         opened.callback(run.close)
         _begin(run, makers)
         opened.pop_all()
@@ -122,21 +122,20 @@ def resume(
     with directory.discarded_on_error():  # closes it; a run that existed before keeps its files
         config, store = directory.config, store_of(directory.config, path)
         if from_step is None:
-            checkpoint = sound_checkpoint(directory, store, display.note)
+            saved = sound_checkpoint(directory, store, display.note)
         else:
-            checkpoint = checkpoint_of(directory, store, from_step)
-        resolved = resolve(continued(path, config, options, steps, checkpoint))
+            saved = checkpoint_of(directory, store, from_step)
+        resolved = resolve(continued(path, config, options, steps, saved))
         makers = makers_of(resolved.config.loggers)
-        saved, directory.config = directory.config, resolved.config
-        state = {} if checkpoint is None else load_state(checkpoint, "trainer")
-        run = _assemble(directory, resolved, checkpoint, state, display, stop_requested)
-        if directory.config != saved:
+        directory.config = resolved.config
+        run = _assemble(directory, resolved, saved, display, stop_requested)
+        if directory.config != config:
             directory.save_config(directory.config)
-        if checkpoint is None:
+        if saved is None:
             _begin(run, makers)
             display.note("no checkpoint yet: starting over from step 0")
         else:
-            _continue(run, checkpoint, state, makers)
+            _continue(run, saved, makers)
             words = "" if from_step is None else "; later checkpoints and rows were removed"
             display.note(f"resumed at step {run.progress.step}{words}")
             display.point(run.records.points)
@@ -146,13 +145,13 @@ def resume(
 def _assemble(
     directory: RunDirectory,
     resolved: Resolved,
-    checkpoint: Path | None,
-    state: Mapping[str, Any],
+    saved: Saved | None,
     display: RunDisplay,
     stop_requested: Callable[[], bool],
 ) -> Run:
-    """Check the inputs of a run, then make its objects; the generator is not started yet. A new run has no state."""
+    """Check the inputs of a run, then make its objects; the generator is not started yet."""
     config, path = directory.config, directory.path
+    state = saved.trainer if saved else {}
     display.belongs_to(path)
     torch.set_num_threads(config.hardware.trainer_threads)
     check_functions(config.recipe)
@@ -160,7 +159,7 @@ def _assemble(
     model_path = model_path_of(config, path, display.note)
     model = policy_spec(config, model_path)
     tokenizer = load_tokenizer(model.path, model.revision)
-    if checkpoint is None:
+    if saved is None:
         config = directory.config = dated(config, tokenizer, display.note)
     named = isinstance(config.model, HuggingFaceModel)
     stop = end_tokens(model.path, model.revision, tokenizer) if named else ()
@@ -211,9 +210,7 @@ def _assemble(
         longest_prompt=longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
-        load_state=partial(load_state, checkpoint, "generator", _in_flight(checkpoint, prompts))
-        if checkpoint
-        else None,
+        load_state=partial(load_state, saved.path, "generator", _in_flight(saved.path, prompts)) if saved else None,
         save=save_state,
         run=path,
         make_engines=backend.make_engines,
@@ -340,8 +337,9 @@ def _begin(run: Run, makers: Mapping[str, Callable[[], Logger]]) -> None:
     run.records.followers = _followers(run, makers)
 
 
-def _continue(run: Run, checkpoint: Path, state: Mapping[str, Any], makers: Mapping[str, Callable[[], Logger]]) -> None:
+def _continue(run: Run, saved: Saved, makers: Mapping[str, Callable[[], Logger]]) -> None:
     """Restore learner, curriculum and rows; start the generator with the weights in use, and the loggers."""
+    checkpoint, state = saved.path, saved.trainer
     directory, display, step = run.records.directory, run.records.display, run.progress.step
     run.learner.load(checkpoint, step)
     run.curriculum.load_state(state["curriculum"])

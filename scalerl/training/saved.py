@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from scalerl.core.manifest import Damaged, check_files
 from scalerl.core.serialization import leaves, to_plain
 from scalerl.learner.base import BadGradient
 from scalerl.learner.batch import TrainBatch
-from scalerl.learner.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_plain, save_state
+from scalerl.learner.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_state, save_state
 from scalerl.training.display import RunDisplay
 from scalerl.training.progress import Progress, TrainingFailed
 from scalerl.training.resolve import arithmetic
@@ -112,9 +112,9 @@ def failure(run: Run, error: BadGradient, batch: TrainBatch | None = None) -> Tr
     path, step = run.records.directory.path, run.progress.step
     where = f"step {step}: {error}"
     if batch:
-        saved = path / "bad_batch"
-        save_state(saved, f"step_{step:06d}", _by_name(batch))
-        where = f"step {step + 1}: {error}. The batch is saved in {saved}"
+        directory = path / "bad_batch"
+        save_state(directory, f"step_{step:06d}", _by_name(batch))
+        where = f"step {step + 1}: {error}. The batch is saved in {directory}"
     commit(run, wait=True)
     optimizer = run.config.recipe.optimizer
     lower = optimizer.rate(max(step, optimizer.warmup_steps)) / 2
@@ -133,7 +133,20 @@ def _by_name(record: Any) -> dict[str, Any]:
     return {name: _by_name(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
-def checkpoint_of(run: RunDirectory, store: CheckpointStore, step: int) -> Path:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint with which a run continues.
+
+    Example: Saved(path=Path("runs/a/checkpoints/step_000100"), trainer={"format": 5, "progress": {"step": 100}, ...})
+    """
+
+    path: Path
+    """Its directory."""
+    trainer: Mapping[str, Any]
+    """The trainer's part, as `save` made it."""
+
+
+def checkpoint_of(run: RunDirectory, store: CheckpointStore, step: int) -> Saved:
     """Return the checkpoint of a step to which the user goes back.
 
     Raises:
@@ -145,24 +158,24 @@ def checkpoint_of(run: RunDirectory, store: CheckpointStore, step: int) -> Path:
         known = f"allowed: {others}" if steps else "there is no checkpoint at all"
         raise ConfigError(f"{option} {store.directory} has no checkpoint of that step; {known}. Nothing was changed")
     try:
-        _check(run, store.path(step))
+        return _checked(run, store.path(step))
     except Damaged as error:
         raise ConfigError(
             f"{option} its checkpoint cannot be used: {error}; others: {others or 'none'}. Nothing was changed"
         ) from None
-    return store.path(step)
 
 
-def _check(run: RunDirectory, checkpoint: Path) -> None:
-    """Check the files of a checkpoint, and that the rows which it counts exist; raise `Damaged`."""
-    check_files(checkpoint)
-    state = load_plain(checkpoint, "trainer")
-    if state.get("format") != FORMAT:
-        raise Damaged(f"it has the format {state.get('format')}; this version of scalerl reads {FORMAT}")
-    run.check_rows(state)
+def _checked(run: RunDirectory, path: Path) -> Saved:
+    """Return a checkpoint whose files are whole, and whose rows exist; raise `Damaged` for another."""
+    check_files(path)
+    trainer = load_state(path, "trainer")
+    if trainer.get("format") != FORMAT:
+        raise Damaged(f"it has the format {trainer.get('format')}; this version of scalerl reads {FORMAT}")
+    run.check_rows(trainer)
+    return Saved(path, trainer)
 
 
-def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Path | None:
+def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Saved | None:
     """Return the newest undamaged checkpoint whose rows exist; None if the run had no checkpoint yet.
 
     Newer, damaged checkpoints are renamed, and a note names each with its fault.
@@ -178,7 +191,7 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
     faults: dict[int, str] = {}
     for step in reversed(store.steps()):
         try:
-            _check(run, store.path(step))
+            saved = _checked(run, store.path(step))
         except Damaged as error:
             faults[step] = str(error)
             continue
@@ -186,7 +199,7 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
             note(f"the checkpoint of step {newer} cannot be used: {fault}; it is kept as {store.set_aside(newer)}")
         if faults:
             note(f"going back to the checkpoint of step {step}; the steps since then are trained again")
-        return store.path(step)
+        return saved
     if not faults and not _trained(run.path, store):
         return None
     what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) or "they were removed"
@@ -240,7 +253,7 @@ def continued(
     config: RunConfig,
     options: Mapping[str, Any] | Sequence[str],
     steps: int | None,
-    checkpoint: Path | None,
+    saved: Saved | None,
 ) -> RunConfig:
     """Return the configuration with which a run continues.
 
@@ -249,15 +262,15 @@ def continued(
         config: The configuration saved in the run directory.
         options: Command-line options, or values by dotted field name; without `--steps`.
         steps: Value of `--steps`; None keeps the number.
-        checkpoint: The checkpoint to resume. A new learning rate is recorded as valid from its step on.
+        saved: The checkpoint to resume. A new learning rate is recorded as valid from its step on.
 
     Raises:
         ConfigError: An option, or a change in config.toml since the checkpoint, would make it a different run.
     """
     before, step = config, 0
-    if checkpoint is not None:
-        state = load_plain(checkpoint, "trainer")
-        before, step = parse_config(state["config"], f"{checkpoint}/trainer.json"), int(state["progress"]["step"])
+    if saved is not None:
+        before = parse_config(saved.trainer["config"], f"{saved.path}/trainer.json")
+        step = int(saved.trainer["progress"]["step"])
     wanted = read_config(path / "config.toml", options) if options else config
     optimizer = wanted.recipe.optimizer
     if any(word.removeprefix("--").partition("=")[0] == LEARNING_RATE for word in options):

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import runs
 
@@ -6,17 +8,18 @@ from scalerl.config.base import replace
 from scalerl.config.data import ProgramsTask
 from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
-from scalerl.learner.checkpoint import save_state
 from scalerl.training.run_info import data_notes
-from scalerl.training.saved import changes, continued
+from scalerl.training.saved import Saved, changes, continued
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run directory with a checkpoint of step 8."""
+    """A run directory."""
     (tmp_path / "config.toml").write_text(to_toml(LAB))
-    save_state(tmp_path / "step_000008", "trainer", {"progress": {"step": 8}, "config": to_toml(LAB)})
     return tmp_path
+
+
+SAVED = Saved(Path("step_000008"), {"progress": {"step": 8}, "config": to_toml(LAB)})
 
 
 def test_a_later_rate_applies_from_its_step_on_and_keeps_the_warm_up():
@@ -27,14 +30,14 @@ def test_a_later_rate_applies_from_its_step_on_and_keeps_the_warm_up():
 
 def test_the_rate_of_a_resume_is_recorded_with_the_step_of_its_checkpoint(run):
     words = ["--recipe.optimizer.learning_rate", "1e-4"]
-    changed = continued(run, LAB, words, None, run / "step_000008")
+    changed = continued(run, LAB, words, None, SAVED)
     optimizer = changed.recipe.optimizer
     assert optimizer.learning_rate == LAB.recipe.optimizer.learning_rate
     assert optimizer.later_rates == (LaterRate(after_step=8, learning_rate=1e-4),)
     assert parse_config(to_toml(changed), "text") == changed
     assert "learning rate was set to 0.0001 after step 8" in data_notes(changed)[-1]
     (run / "config.toml").write_text(to_toml(changed))
-    again = continued(run, changed, {"recipe.optimizer.learning_rate": 5e-5}, 50, run / "step_000008")
+    again = continued(run, changed, {"recipe.optimizer.learning_rate": 5e-5}, 50, SAVED)
     assert again.recipe.optimizer.later_rates == (LaterRate(after_step=8, learning_rate=5e-5),) and again.steps == 50
 
 
@@ -65,7 +68,7 @@ def test_an_option_that_would_make_a_different_run_is_refused(run, words):
 )
 def test_a_change_that_is_not_allowed_is_explained_with_its_fields(run, words, changed):
     with pytest.raises(ConfigError) as error:
-        continued(run, LAB, words, None, run / "step_000008")
+        continued(run, LAB, words, None, SAVED)
     assert changed in str(error.value) and str(error.value).count("(was") <= 5 and "''" not in str(error.value)
 
 

@@ -152,9 +152,9 @@ def run_of(store):
 
 def test_the_newest_undamaged_checkpoint_is_resumed_and_damaged_ones_are_renamed(two):
     run, notes = run_of(two), []
-    assert sound_checkpoint(run, two, notes.append) == two.path(20) and not notes
+    assert sound_checkpoint(run, two, notes.append).path == two.path(20) and not notes
     flip(two.path(20) / "generator.safetensors")
-    assert sound_checkpoint(run, two, notes.append) == two.path(10)
+    assert sound_checkpoint(run, two, notes.append).path == two.path(10)
     assert two.steps() == [10] and (two.directory / "damaged_step_000020-001/generator.safetensors").exists()
     assert notes[0].startswith("the checkpoint of step 20 cannot be used: generator.safetensors has other contents")
     assert notes[1] == "going back to the checkpoint of step 10; the steps since then are trained again"

@@ -181,7 +181,7 @@ def test_a_step_without_a_usable_checkpoint_is_refused_and_nothing_changes(falle
     file.write_bytes(file.read_bytes() + b" ")
     with pytest.raises(ConfigError, match=r"got 30, but its checkpoint cannot be used: trainer.json .*others: 10, 45"):
         checkpoint_of(run, store, 30)
-    assert checkpoint_of(run, store, 10) == store.path(10) and store.steps() == [10, 30, 45]
+    assert checkpoint_of(run, store, 10).path == store.path(10) and store.steps() == [10, 30, 45]
     run.close()
 
 
