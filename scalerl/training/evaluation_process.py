@@ -26,8 +26,9 @@ from scalerl.training.evaluator import Evaluated, EvaluatorDied, HeldOut, Snapsh
 from scalerl.training.rollout_rows import evaluation_rows
 from scalerl.types import FloatArray, ScoredGroup
 
-NICENESS = 10
-"""Added to the niceness of the process on CPU, so that trainer and generators get the cores first."""
+NICENESS = 5
+"""Added to the niceness of the process on CPU, so that trainer and generators get the cores first. It cannot be taken
+back while the loop waits, so a larger number would make other programs of the machine delay the run."""
 
 FINDINGS = (*PASSED, RewardError, ReplayMismatch, NotFinite)
 """Errors of an evaluation that the loop raises."""
