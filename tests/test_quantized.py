@@ -24,6 +24,7 @@ from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import load_policy
 from scalerl.models.quantized import scaled_weight, unpacked_weights
 from scalerl.models.weights import checkpoint_weights
+from scalerl.placement.choices import policy_spec
 from scalerl.training.run_model import check_sampled
 
 SIZES = {
@@ -258,8 +259,9 @@ def test_a_run_with_servers_of_its_own_needs_a_model_in_full_precision(tmp_path)
     quantized(dense(), tmp_path / "m")
     policy = load_policy(str(tmp_path / "m"))
     words = ["--model", str(tmp_path / "m"), "--data", "d.jsonl", "--placement.engine", "vllm"]
+    config = read_config(None, words)
     with pytest.raises(ConfigError, match=r"m in fp8, .*load_model as L; L\('OLD', 'main', 'bfloat16'\)"):
-        check_sampled(read_config(None, words), policy, str(tmp_path / "m"))
+        check_sampled(config, policy_spec(config, str(tmp_path / "m")), policy)
     (tmp_path / "new").mkdir()
     load_model(str(tmp_path / "m"), "main", "bfloat16").save_pretrained(tmp_path / "new")  # what the message says
-    check_sampled(read_config(None, words), policy, str(tmp_path / "new"))
+    check_sampled(config, policy_spec(config, str(tmp_path / "new")), policy)

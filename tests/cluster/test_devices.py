@@ -269,7 +269,7 @@ def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path)
         assert list(channel._labels().values()) == ["default", "default"] and channel.lost()
     finally:
         for training, _ in engines:
-            training._restarter._future.result().kill()
+            training._restarter._future.result().stop()
 
 
 def seen_by_servers(tmp_path):
