@@ -24,7 +24,7 @@ FLOW = {
     "_NextTurn": "ends a turn",
     "_NoCompiler": "other code takes over",
     "ParserRequest": "asks a command for its options",
-    "Gone": "a program of an agent closed its connection; its call is counted",
+    "Disconnected": "a program of an agent closed its connection; its call is counted",
     "Refused": "a request of an agent gets an answer of HTTP",
     "NoScore": "a judge's reply has no score; its completion counts as a failure",
     "NoValue": "another way of comparing answers takes over",

@@ -135,14 +135,14 @@ class EngineSpec:
         engine, parts = self.generator.placement.engine, self._parts()
         policy = self.generator.load_policy()
         if isinstance(engine, Custom):
-            made = make_engine(engine, replace(parts, evaluating=True))
-            if isinstance(made, EngineHandle):
-                made.stop()
+            engine_or_handle = make_engine(engine, replace(parts, evaluating=True))
+            if isinstance(engine_or_handle, EngineHandle):
+                engine_or_handle.stop()
                 raise ConfigError(
                     f"evaluation.overlap: got true with {engine.function!r}, which gives a handle of two engines; "
                     "allowed: false, or an engine that decodes a step at each poll"
                 )
-            return made, policy
+            return engine_or_handle, policy
         return self._torch_engine(policy, parts)(slots=self._evaluated(policy)[0]), policy
 
     def _parts(self) -> EngineParts:
@@ -216,6 +216,6 @@ def served_engines(
         )
         for spec in specs
     ]
-    for one in restarters:
-        one.wait_ready()
-    return [one.engines for one in restarters]
+    for restarter in restarters:
+        restarter.wait_ready()
+    return [restarter.engines for restarter in restarters]

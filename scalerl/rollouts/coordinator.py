@@ -97,10 +97,10 @@ class Coordinator:
     _dropped: list[Visit] = field(default_factory=list)
     _last: bool = False
     """Whether the queue holds the last visits."""
-    _asked: int = -1
+    _requested: int = -1
     """Version last requested from the engines."""
-    _asked_at: float = 0.0
-    _wanted: int = -1
+    _requested_at: float = 0.0
+    _target: int = -1
     """Version that training sequences are sampled with, or should be."""
     _settled: bool = False
     _quiet: bool = False
@@ -114,7 +114,7 @@ class Coordinator:
 
     def begin(self, version: int, visits: Sequence[Visit] = ()) -> None:
         """Load the first weights (version 0, or the version of a restored state) and queue the first prompts."""
-        self._wanted = version
+        self._target = version
         self._swap(version)
         self._queue.extend(visits)
 
@@ -126,13 +126,13 @@ class Coordinator:
     def sampling_version(self) -> int:
         """Version of the weights in use: the smallest over the engines; if none has any, that which they should use."""
         in_use = [engine.version for engine in self.engines if engine.version != NO_WEIGHTS]
-        return self._wanted if self._settled else min(in_use, default=self._wanted)
+        return self._target if self._settled else min(in_use, default=self._target)
 
     def needed_versions(self) -> set[int]:
         """Return the versions whose weights are in use or wait for activation."""
         waiting = {version for version, update in self._updates.items() if update.weights}
         if any(engine.version == NO_WEIGHTS for engine in self.engines):
-            waiting.add(self._asked)  # an engine that is replaced loads it
+            waiting.add(self._requested)  # an engine that is replaced loads it
         return {self.sampling_version, *waiting}
 
     def blocked(self) -> bool:
@@ -160,7 +160,7 @@ class Coordinator:
             on_activation: Function called after each version that became active; there may be several before one tick.
                 Its time, for example for an evaluation, does not count as generation.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         self._activate(self.seconds.aside(on_activation))
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick and only the first has arrived: wait for the second
@@ -178,7 +178,7 @@ class Coordinator:
                 for finished in engine.poll():
                     self._collect(finished)
             self.ticks += 1
-        elapsed = self.seconds.since(began)
+        elapsed = self.seconds.since(start)
         self.seconds.parked += elapsed * sum(one.parked for one in full)
         if busy or self.lockstep:
             self.seconds.busy += elapsed
@@ -235,11 +235,11 @@ class Coordinator:
         held = self.sampling_version
         if held != version:
             self._swap(version, stop)
-        began, before = time.perf_counter(), self._tokens()
+        start, before = time.perf_counter(), self._tokens()
         yield from generate(self.evaluators, visits, samples, self.seed, "evaluate", stop)
         training, evaluating = (now - then for now, then in zip(self._tokens(), before, strict=True))
         # a vLLM server does not pause training sequences: their share of the tokens counts as generation
-        self.seconds.busy += (time.perf_counter() - began) * training / max(1, training + evaluating)
+        self.seconds.busy += (time.perf_counter() - start) * training / max(1, training + evaluating)
         if held != version:
             self._swap(held)
 
@@ -257,30 +257,30 @@ class Coordinator:
     def _poll(self) -> None:
         """Collect finished sequences of asynchronous engines; wait briefly if the last poll found nothing."""
         wait_s = POLL_S / len(self.engines) if self._quiet else 0.0
-        found = [finished for engine in self.engines for finished in engine.poll(wait_s)]
-        for finished in found:
+        sequences = [finished for engine in self.engines for finished in engine.poll(wait_s)]
+        for finished in sequences:
             self._collect(finished)
-        self._quiet = not found
-        self.ticks += bool(found)
+        self._quiet = not sequences
+        self.ticks += bool(sequences)
 
     def _idle(self) -> bool:
         may_start = bool(self._queue) and self.schedule.may_start()
         return not may_start and not any(engine.occupancy().busy for engine in self.engines)
 
-    def _ask(self, version: int) -> bool:
+    def _request_version(self, version: int) -> bool:
         """Request a version from all engines, once; return whether all that have weights use it.
 
         An engine that is replaced loads the requested version before it samples, and does not hold back the others.
         """
-        if self._asked != version:
-            self._asked, self._asked_at = version, time.perf_counter()
+        if self._requested != version:
+            self._requested, self._requested_at = version, time.perf_counter()
             for engine in self.engines:
                 engine.swap(version)
         return all(engine.version in (version, NO_WEIGHTS) for engine in self.engines)
 
     def _swap(self, version: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until all engines use a version; collect the sequences that finish during the wait."""
-        while not self._ask(version):
+        while not self._request_version(version):
             if stop():
                 raise Stopped
             self._poll()
@@ -289,12 +289,12 @@ class Coordinator:
         while (update := self._updates.get(self.schedule.active + 1)) is not None:
             if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
                 return
-            if update.weights and not self.lockstep and not self._ask(update.version):
+            if update.weights and not self.lockstep and not self._request_version(update.version):
                 return  # asynchronous engines swap later and are polled until then
             self._begin(update)
             if update.weights:
                 self._swap(update.version)
-                self.seconds.swap = time.perf_counter() - self._asked_at
+                self.seconds.swap = time.perf_counter() - self._requested_at
             on_activation()
 
     def _begin(self, update: Update) -> None:
@@ -305,7 +305,7 @@ class Coordinator:
         self._queue.extend(update.visits)
         self._last |= update.closed
         if update.weights:
-            self._wanted = update.version
+            self._target = update.version
 
     def _fill(self) -> None:
         if not self._queue:

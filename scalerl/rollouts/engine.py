@@ -150,9 +150,9 @@ class Seconds:
 
         return timed
 
-    def since(self, began: float) -> float:
+    def since(self, start: float) -> float:
         """Return the seconds from `began` (time.perf_counter) to now, without those of wrapped calls."""
-        return time.perf_counter() - began - self._aside
+        return time.perf_counter() - start - self._aside
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,13 +195,13 @@ class Pipeline:
             Interrupted: A stop was requested.
             RewardError: Scoring failed.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         number, indices, stats, dropped = self._get("batch")
         assert number == now and len(indices) <= n, (number, now, len(indices))
         formed = time.perf_counter()
         groups = tuple(self._result(self._pending.pop(index)) for index in indices)
         scored = time.perf_counter()
-        return RolloutBatch(number, groups, stats, dropped, waited_s=scored - began, scoring_s=scored - formed)
+        return RolloutBatch(number, groups, stats, dropped, waited_s=scored - start, scoring_s=scored - formed)
 
     def evaluate(
         self,

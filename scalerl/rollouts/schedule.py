@@ -94,11 +94,11 @@ class Schedule:
         del self.formed_at[self.active]
         self.active = version
 
-    def _formed(self, tick: int, chosen: list[int]) -> list[int]:
+    def _formed(self, tick: int, groups: list[int]) -> list[int]:
         self.formed_at[self.next_batch] = tick
         self.next_batch += 1
         self.activation = self.activation.formed(tick)
-        return sorted(chosen)
+        return sorted(groups)
 
     # ---------------------------------------------------------------------------------------------------------- state
 
@@ -193,16 +193,16 @@ class PipelineSchedule(Schedule):
         if finished < self.per_batch and not last:
             return None
         if self.rule.by_deadline:
-            rest, left = self._by_deadline.copy(), self.per_batch
+            open_counts, remaining = self._by_deadline.copy(), self.per_batch
             for deadline in sorted(self._done):  # the groups that `_take` would return
-                taken = min(left, len(self._done[deadline]))
-                rest[deadline] -= taken
-                left -= taken
-            if not self._fits(self.next_batch + 1, counts=rest):
+                count = min(remaining, len(self._done[deadline]))
+                open_counts[deadline] -= count
+                remaining -= count
+            if not self._fits(self.next_batch + 1, counts=open_counts):
                 return None  # this update would make an open group miss its deadline: wait for it
-        chosen = self._take(self.per_batch)
-        self._close(chosen)
-        return self._formed(tick, chosen)
+        groups = self._take(self.per_batch)
+        self._close(groups)
+        return self._formed(tick, groups)
 
     def expired(self) -> list[int]:
         """Return the groups that have missed their deadline, under `drop`, and forget them."""
@@ -210,8 +210,8 @@ class PipelineSchedule(Schedule):
             return []
         late = sorted(index for index, deadline in self._deadline.items() if deadline < self.next_batch)
         self._close(late)
-        kept = [index for index in self._take(self._finished()) if index in self._deadline]
-        self._done = {0: deque(kept)} if kept else {}
+        in_time = [index for index in self._take(self._finished()) if index in self._deadline]
+        self._done = {0: deque(in_time)} if in_time else {}
         return late
 
     def _finished(self) -> int:
@@ -236,14 +236,14 @@ class PipelineSchedule(Schedule):
 
     def _take(self, count: int) -> list[int]:
         """Remove and return finished groups: by deadline under `wait`, otherwise in the order of finishing."""
-        taken: list[int] = []
+        groups: list[int] = []
         for rank in sorted(self._done):
             queue = self._done[rank]
-            while queue and len(taken) < count:
-                taken.append(queue.popleft())
+            while queue and len(groups) < count:
+                groups.append(queue.popleft())
             if not queue:
                 del self._done[rank]
-        return taken
+        return groups
 
     def _close(self, indices: list[int]) -> None:
         for index in indices:
@@ -303,13 +303,13 @@ class RoundSchedule(Schedule):
 
     def form(self, tick: int) -> list[int] | None:
         """Return the groups of the next batch if it is complete at this tick, in the order they were started."""
-        chosen = list(islice(self._open, self.per_batch))
-        full = len(chosen) == self.per_batch or (self.closed and bool(chosen))
-        if not full or not all(self._open[index] for index in chosen):
+        groups = list(islice(self._open, self.per_batch))
+        full = len(groups) == self.per_batch or (self.closed and bool(groups))
+        if not full or not all(self._open[index] for index in groups):
             return None
-        for index in chosen:
+        for index in groups:
             del self._open[index]
-        return self._formed(tick, chosen)
+        return self._formed(tick, groups)
 
     def due(self, tick: int, idle: bool) -> bool:
         """Return whether the generators must wait for the next version: when the round is done."""

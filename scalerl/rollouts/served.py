@@ -135,7 +135,7 @@ class Restarter:
         self.version = NO_WEIGHTS
         """Version that new tokens are sampled with, as the engines have reported it."""
         self._handle: EngineHandle | None = None
-        self._wanted, self._caught_up, self._in_a_row = -1, False, 0
+        self._target, self._caught_up, self._in_a_row = -1, False, 0
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         self._future = self._begin()
 
@@ -160,7 +160,7 @@ class Restarter:
         Raises:
             EngineDied: The engines died too often.
         """
-        self._wanted, self._asked_at = version, time.monotonic()
+        self._target, self._asked_at = version, time.monotonic()
         self._call(Swap(version))
 
     def pump(self, wait_s: float) -> None:
@@ -200,8 +200,8 @@ class Restarter:
             self._handle_failure(EngineDied(str(error), error.trace if isinstance(error, EngineDied) else ""))
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
-        if self._wanted >= 0:
-            self._call(Swap(self._wanted))
+        if self._target >= 0:
+            self._call(Swap(self._target))
         return self._handle is not None
 
     def _call(self, command: Command) -> None:
@@ -216,26 +216,26 @@ class Restarter:
         now = self._heard_at = time.monotonic()
         moved = [engine.receive_work(work) for engine, work in zip(self.engines, report.works, strict=True)]
         idle = not any(engine.requests for engine in self.engines)
-        if idle or not self._caught_up or self.version != self._wanted or any(moved):  # a swap may take longer
+        if idle or not self._caught_up or self.version != self._target or any(moved):  # a swap may take longer
             self._moved_at = now
         for engine, finished in zip(self.engines, report.finished, strict=True):
             self._in_a_row = 0 if finished else self._in_a_row
             engine.take(finished)
         self.version = report.version
-        if not self._caught_up and report.version == self._wanted >= 0:
+        if not self._caught_up and report.version == self._target >= 0:
             self._caught_up = True
             for engine in self.engines:
                 if engine.requests:
                     self.post(Submit(engine.number, tuple(engine.requests.values())))
 
     def _check_time(self) -> None:
-        now, swapping = time.monotonic(), self.version != self._wanted
+        now, swapping = time.monotonic(), self.version != self._target
         if swapping and not self._sending():
             self._asked_at = now
-        if swapping and self._wanted >= 0 and now - self._asked_at > self._transfer_s:
+        if swapping and self._target >= 0 and now - self._asked_at > self._transfer_s:
             state = f"still uses version {self.version}" if self.version != NO_WEIGHTS else "has no weights yet"
             raise EngineDied(
-                f"{self.name}: the transfer of version {self._wanted} of the weights took more than "
+                f"{self.name}: the transfer of version {self._target} of the weights took more than "
                 f"{self._transfer_s:g} s (placement.transfer_timeout_s); it {state}"
             )
         if now - self._heard_at > (self._transfer_s if swapping else self._silence_s):
@@ -299,7 +299,7 @@ class ServedEngine:
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished sequences."""
-        gone = {one for one in ids if self.requests.pop(one, None)}
+        gone = {id for id in ids if self.requests.pop(id, None)}
         self._inbox = [finished for finished in self._inbox if finished.id not in ids]
         if gone:
             self._restarter.post(Cancel(self.number, frozenset(gone)))
@@ -332,7 +332,7 @@ class ServedEngine:
 
     def take(self, finished: Collection[Finished]) -> None:
         """Keep finished sequences for the next poll, unless they were canceled."""
-        self._inbox += [one for one in finished if self.requests.pop(one.id, None)]
+        self._inbox += [sequence for sequence in finished if self.requests.pop(sequence.id, None)]
 
     def fail(self) -> int:
         """Keep the work until the engine failed; return how many sequences must be sampled again."""

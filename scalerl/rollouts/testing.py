@@ -187,12 +187,12 @@ def check_cancel(bench: Bench) -> None:
     engine = bench.engine()
     requests = bench.requests()
     engine.submit(requests)
-    gone = {requests[0].id, requests[-1].id}
-    engine.cancel(gone)
+    dropped = {requests[0].id, requests[-1].id}
+    engine.cancel(dropped)
     rollouts = finish(engine)
     expect(
-        rollouts.keys() == {request.id for request in requests} - gone,
-        f"after cancel({sorted(gone)}) it returned {sorted(rollouts)}; expected only the others",
+        rollouts.keys() == {request.id for request in requests} - dropped,
+        f"after cancel({sorted(dropped)}) it returned {sorted(rollouts)}; expected only the others",
     )
 
 

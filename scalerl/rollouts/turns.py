@@ -33,10 +33,10 @@ from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
 from scalerl.tasks.turns import Message, Reply
 from scalerl.types import AGENT, TURNS, IntArray, Outcome, Prompt, Rollout
 
-Ask = Callable[[Prompt, Sequence[Message]], "Future[Reply]"]
+RequestReply = Callable[[Prompt, Sequence[Message]], "Future[Reply]"]
 """Asks an environment, given the messages after the opening."""
 
-Asked = tuple[Prompt, list[Message], "Future[Reply]"]
+ReplyRequest = tuple[Prompt, list[Message], "Future[Reply]"]
 """A request for a reply."""
 
 
@@ -45,14 +45,14 @@ class Episode:
     """A rollout under way.
 
     Example (the policy's second turn is being sampled):
-        Episode(id=(17, 3), key=99, prompt=Prompt(...), said=[{"role": "assistant", ...}, {"role": "user", ...}],
+        Episode(id=(17, 3), key=99, prompt=Prompt(...), messages=[{"role": "assistant", ...}, {"role": "user", ...}],
                 turns=(Rollout(...),), observed=[array([5, 9])], due=-1)
     """
 
     id: tuple[int, int]
     key: int
     prompt: Prompt
-    said: list[dict[str, str]]
+    messages: list[dict[str, str]]
     """Messages after the opening."""
     turns: tuple[Rollout, ...]
     """Finished turns of the policy."""
@@ -76,7 +76,7 @@ class Episode:
     def credited(self, score: float) -> tuple[float, ...]:
         """Return the reward of each turn; without one, it is 0, and that of the last turn the score."""
         *earlier, last = self.rewards
-        return (*(one or 0.0 for one in earlier), score if last is None else last)
+        return (*(reward or 0.0 for reward in earlier), score if last is None else last)
 
     def rollout(self, outcome: Outcome) -> Rollout:
         """Return turns and replies as one rollout."""
@@ -103,11 +103,11 @@ def joined(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> dict[str, 
             pieces.append(_observed(observed[number], turn))
     first = turns[0]
     names = ["tokens", "logps", "versions", "sampled", *(["experts"] if first.experts is not None else [])]
-    found: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
     if first.nucleus is not None:
         sets = [piece.nucleus for piece in pieces if piece.nucleus is not None]
-        found["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
-    return {**found, "interrupted": any(turn.interrupted for turn in turns)}
+        arrays["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
+    return {**arrays, "interrupted": any(turn.interrupted for turn in turns)}
 
 
 def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
@@ -128,24 +128,24 @@ def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
 class TurnEngine(EngineWrapper):
     """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
 
-    def __init__(self, inner: Engine, ask: Ask, text: TokenText) -> None:
+    def __init__(self, inner: Engine, request_reply: RequestReply, text: TokenText) -> None:
         """Wrap an engine.
 
         Args:
             inner: Engine that samples the turns; its prompts may be as long as `with_replies` returns.
-            ask: Function that asks an environment.
+            request_reply: Function that asks an environment.
             text: Decoder of the policy's tokens.
         """
         super().__init__(inner)
-        self._ask, self._text = ask, text
+        self._request_reply, self._text = request_reply, text
         self._episodes: dict[tuple[int, int], Episode] = {}
-        self._asked: dict[tuple[int, int], tuple[Future[Reply], float]] = {}
+        self._pending: dict[tuple[int, int], tuple[Future[Reply], float]] = {}
         self._tick = 0
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; rollouts that wait for a reply have no slot, but have not finished."""
         inner = self.inner.occupancy()
-        return replace(inner, waiting=inner.waiting + len(self._asked), parked=len(self._asked))
+        return replace(inner, waiting=inner.waiting + len(self._pending), parked=len(self._pending))
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue rollouts."""
@@ -158,8 +158,8 @@ class TurnEngine(EngineWrapper):
         """Drop unfinished rollouts; replies that were asked for are not used."""
         for id in ids:
             self._episodes.pop(id, None)
-            if id in self._asked:
-                self._asked.pop(id)[0].cancel()
+            if id in self._pending:
+                self._pending.pop(id)[0].cancel()
         self.inner.cancel(ids)
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
@@ -167,16 +167,16 @@ class TurnEngine(EngineWrapper):
 
         A deterministic engine uses a reply `reply_ticks` polls after its request, whenever it arrived.
         """
-        if self._asked and timeout_s and not self.inner.occupancy().busy:
+        if self._pending and timeout_s and not self.inner.occupancy().busy:
             time.sleep(timeout_s)
         self._tick += 1
         done = [end for finished in self.inner.poll(timeout_s) for end in self._turn_ended(finished)]
         arrived = [
             id
-            for id, (asked, _) in self._asked.items()
-            if (self._episodes[id].due <= self._tick if self.inner.deterministic else asked.done())
+            for id, (reply, _) in self._pending.items()
+            if (self._episodes[id].due <= self._tick if self.inner.deterministic else reply.done())
         ]
-        return done + [end for id in arrived for end in self._replied(self._episodes[id], *self._asked.pop(id))]
+        return done + [end for id in arrived for end in self._replied(self._episodes[id], *self._pending.pop(id))]
 
     def _turn_ended(self, finished: Finished) -> Iterable[Finished]:
         episode, turn = self._episodes.get(finished.id), finished.rollout
@@ -185,7 +185,7 @@ class TurnEngine(EngineWrapper):
         text = self._text.judged(episode.request().prompt, turn.tokens.tolist())
         episode.turns += (turn,)
         episode.rewards += (None,)
-        episode.said.append({"role": "assistant", "content": text})
+        episode.messages.append({"role": "assistant", "content": text})
         if turn.truncated:
             return [self._end(episode, "tokens")]
         episode.due = self._tick + int(episode.prompt.columns[TURNS]["reply_ticks"])
@@ -193,19 +193,19 @@ class TurnEngine(EngineWrapper):
         return []
 
     def _request(self, episode: Episode) -> None:
-        self._asked[episode.id] = self._ask(episode.prompt, episode.said), time.monotonic()
+        self._pending[episode.id] = self._request_reply(episode.prompt, episode.messages), time.monotonic()
 
-    def _replied(self, episode: Episode, asked: Future[Reply], asked_at: float) -> Iterable[Finished]:
+    def _replied(self, episode: Episode, future: Future[Reply], requested_at: float) -> Iterable[Finished]:
         """Use a reply: submit the next turn, or return the finished rollout.
 
         Consumes: a reply. Produces: a request, or a rollout. Waits for: the environment, whose call has a time limit.
         Unblocked by: its reply, its time limit, or the death of its process.
         """
         settings, name = episode.prompt.columns[TURNS], episode.prompt.columns["function"]
-        episode.waited_s += time.monotonic() - asked_at
+        episode.waited_s += time.monotonic() - requested_at
         problem = ""
         try:
-            reply = asked.result()
+            reply = future.result()
             episode.rewards = (*episode.rewards[: len(episode.turns) - len(reply.rewards)], *reply.rewards)
             if not reply.messages:
                 return [self._end(episode, "environment", reply=reply)]
@@ -222,7 +222,7 @@ class TurnEngine(EngineWrapper):
             problem = f"{name}.reply: {type(error).__name__}: {error}"
         if problem:
             return [self._end(episode, "problem", encodable(problem))]
-        episode.said += reply.messages
+        episode.messages += reply.messages
         episode.observed.append(np.asarray(tokens, np.int32))
         episode.due = -1
         self.inner.submit([episode.request()])
@@ -231,7 +231,7 @@ class TurnEngine(EngineWrapper):
     def _end(self, episode: Episode, ended: str, problem: str = "", reply: Reply | None = None) -> Finished:
         del self._episodes[episode.id]
         reply = reply or Reply()
-        calls = sum(message["role"] == turns.TOOL for message in episode.said)
+        calls = sum(message["role"] == turns.TOOL for message in episode.messages)
         outcome = Outcome(
             len(episode.turns), ended, reply.score, problem, reply.metrics, calls,
             observed=sum(map(len, episode.observed)), waited_s=episode.waited_s,
@@ -244,7 +244,7 @@ class TurnEngine(EngineWrapper):
 
         Rollouts that wait for a reply come first, in the order of their requests: replies of one step are used in it.
         """
-        inner, order = self.inner.state(), dict.fromkeys([*self._asked, *self._episodes])
+        inner, order = self.inner.state(), dict.fromkeys([*self._pending, *self._episodes])
         if inner is None:
             return None
         episodes = [to_plain(self._episodes[id]) for id in order]
@@ -269,51 +269,51 @@ class ReplyPool:
         workers = settings.workers or max(4, os.cpu_count() or 1)
         self._pool = ScoringPool(workers, code.prepare, settings)
         self._takers = ThreadPoolExecutor(workers, thread_name_prefix="replies")
-        self._waiting, self._lock = deque[Asked](), Lock()
+        self._waiting, self._lock = deque[ReplyRequest](), Lock()
 
-    def ask(self, prompt: Prompt, said: Sequence[Message]) -> Future[Reply]:
+    def request(self, prompt: Prompt, messages: Sequence[Message]) -> Future[Reply]:
         """Queue a request. Its future raises as those of `ScoringPool.schedule`, or the environment's PluginError."""
-        asked = Future[Reply]()
-        self._waiting.append((prompt, list(said), asked))
+        reply = Future[Reply]()
+        self._waiting.append((prompt, list(messages), reply))
         self._takers.submit(self._take)
-        return asked
+        return reply
 
     def _take(self) -> None:
         """Ask for some of the replies that are waited for.
 
         Consumes: requests. Produces: replies. Waits for: a process. Unblocked by: its answer, time limit or end.
         """
-        some: list[Asked] = []
+        batch: list[ReplyRequest] = []
         with self._lock:
             while self._waiting:
-                first, prompt = (some or self._waiting)[0][0].columns, self._waiting[0][0]
-                if len(some) == first[TURNS]["reply_threads"] or prompt.columns["function"] != first["function"]:
+                first, prompt = (batch or self._waiting)[0][0].columns, self._waiting[0][0]
+                if len(batch) == first[TURNS]["reply_threads"] or prompt.columns["function"] != first["function"]:
                     break
-                one = self._waiting.popleft()
-                some += [one] if one[2].set_running_or_notify_cancel() else []
-        if some:
-            self._answer(some)
+                request = self._waiting.popleft()
+                batch += [request] if request[2].set_running_or_notify_cancel() else []
+        if batch:
+            self._answer(batch)
 
-    def _answer(self, some: Sequence[Asked]) -> None:
-        limit_s, words = some[0][0].columns[TURNS]["reply_s"], [one[:2] for one in some]
+    def _answer(self, batch: Sequence[ReplyRequest]) -> None:
+        limit_s, words = batch[0][0].columns[TURNS]["reply_s"], [request[:2] for request in batch]
         replies: list[Reply | PluginError]
         try:
             replies = self._pool.schedule(turns.ask_all, words, limit_s=limit_s).result()
         except Exception as error:  # late, a death, or a row that cannot be sent: the rollouts would wait for ever
-            if len(some) == 1:
-                some[0][2].set_exception(error)
+            if len(batch) == 1:
+                batch[0][2].set_exception(error)
             else:  # one of them is the cause
-                for one in some:
-                    self._answer([one])
+                for request in batch:
+                    self._answer([request])
             return
-        for (_, _, asked), reply in zip(some, replies, strict=True):
-            asked.set_result(reply) if isinstance(reply, Reply) else asked.set_exception(reply)
+        for (_, _, future), reply in zip(batch, replies, strict=True):
+            future.set_result(reply) if isinstance(reply, Reply) else future.set_exception(reply)
 
 
 def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Scoring) -> Sequence[Sequence[Engine]]:
     """Add turns to engines, whose environments share one pool of processes."""
-    ask = ReplyPool(settings).ask
-    return [[TurnEngine(engine, ask, text) for engine in pair] for pair in pairs]
+    request_reply = ReplyPool(settings).request
+    return [[TurnEngine(engine, request_reply, text) for engine in pair] for pair in pairs]
 
 
 def with_replies(prompts: Sequence[Prompt], capacity: int) -> tuple[int, bool]:

@@ -79,10 +79,10 @@ class _Loop:
             while blocked or self.end.has_message():
                 if not self.settled and self.coordinator.stuck():
                     raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {self.coordinator.schedule}")
-                began = time.perf_counter()
+                start = time.perf_counter()
                 method, arguments = self.end.next()
                 if blocked:
-                    self.coordinator.seconds.idle += time.perf_counter() - began
+                    self.coordinator.seconds.idle += time.perf_counter() - start
                 if method == "stop":
                     return
                 getattr(self, method)(*arguments)
@@ -132,7 +132,7 @@ class _Loop:
         version = self.coordinator.schedule.active
         if version in self.evaluations:
             visits, samples = self.evaluations.pop(version)
-            began, busy_s = time.perf_counter(), self.coordinator.seconds.busy
+            start, busy_s = time.perf_counter(), self.coordinator.seconds.busy
             try:
                 if self.settled:
                     raise Stopped
@@ -141,7 +141,7 @@ class _Loop:
             except Stopped:
                 self.say("evaluated", None)
             else:
-                self.say("evaluated", (time.perf_counter() - began, busy_s))
+                self.say("evaluated", (time.perf_counter() - start, busy_s))
         if version in self.snapshots:
             path = self.snapshots.pop(version)
             self.parts.save(path, "generator", self.coordinator.state())

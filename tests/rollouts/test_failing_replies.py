@@ -108,10 +108,10 @@ def said(word):
 def test_every_kind_of_failure_of_an_environment_reaches_its_rollout(hostile):
     pool = ReplyPool(Scoring(workers=1))
     try:
-        failing = {kind: pool.ask(prompt(), said(kind)) for kind in hostile.KINDS}
+        failing = {kind: pool.request(prompt(), said(kind)) for kind in hostile.KINDS}
         for kind, future in failing.items():
             assert isinstance(future.exception(timeout=60), PluginError), kind
-        fine = {kind: pool.ask(prompt(), said(kind)).result(timeout=60) for kind in hostile.FINE}
+        fine = {kind: pool.request(prompt(), said(kind)).result(timeout=60) for kind in hostile.FINE}
     finally:
         pool._pool.close()
     contents = {kind: reply.messages[0] for kind, reply in fine.items() if reply.messages}
@@ -125,8 +125,8 @@ def test_every_kind_of_failure_of_an_environment_reaches_its_rollout(hostile):
 def test_a_row_that_cannot_be_sent_fails_its_rollout_and_no_other(hostile):
     pool = ReplyPool(Scoring(workers=1))
     try:
-        bad = pool.ask(prompt({"prompt": "0", "lock": (one for one in "a")}), said("half a character"))
-        good = pool.ask(prompt(), said("half a character"))
+        bad = pool.request(prompt({"prompt": "0", "lock": (one for one in "a")}), said("half a character"))
+        good = pool.request(prompt(), said("half a character"))
         assert "cannot pickle" in str(bad.exception(timeout=60)) and good.result(timeout=60).messages
     finally:
         pool._pool.close()

@@ -213,7 +213,9 @@ def test_a_restored_engine_continues_with_equal_bits(ticks):
     restored = make()
     restored.cancel([(n, s) for n in range(4) for s in range(4)])
     restored.load_state(engine.state())
-    assert list(restored._asked) == list(engine._asked)  # replies of one step are used in the order of their requests
+    assert list(restored._pending) == list(
+        engine._pending
+    )  # replies of one step are used in the order of their requests
     rest, _ = run(restored)
     assert rest and done.keys() | rest.keys() == expected.keys()
     for id, rollout in (done | rest).items():
@@ -253,7 +255,7 @@ def test_a_process_computes_replies_at_the_same_time_and_one_that_hangs_or_dies_
     pool = ReplyPool(Scoring(workers=1))
 
     def asked(*words):
-        return [pool.ask(prompt, [{"role": "assistant", "content": word}]) for word in words]
+        return [pool.request(prompt, [{"role": "assistant", "content": word}]) for word in words]
 
     asked("start")[0].result()
     began, replies = time.monotonic(), asked(*map(str, range(41)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import continuation, render
 from scalerl.models.text import TokenText, encoded, prompt_tokens
-from scalerl.rollouts.agents.protocol import Asked, Refused, Said, Turn, split_calls
+from scalerl.rollouts.agents.protocol import ChatMessage, Refused, Turn, TurnRequest, split_calls
 from scalerl.rollouts.turns import ends, joined
 from scalerl.types import IntArray, Rollout
 
@@ -51,11 +51,11 @@ class TurnSequence:
 
     def tokens(self) -> list[int]:
         """Return all tokens so far."""
-        found = list(self.prompt)
+        tokens = list(self.prompt)
         for number, turn in enumerate(self.turns):
-            found += turn.tokens.tolist()
-            found += self.between[number].tolist() if number < len(self.between) else []
-        return found
+            tokens += turn.tokens.tolist()
+            tokens += self.between[number].tolist() if number < len(self.between) else []
+        return tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,8 +70,8 @@ class Place:
 
     def tokens(self) -> list[int]:
         """Return the tokens up to it."""
-        whole = self.sequence
-        return TurnSequence(whole.prompt, whole.turns[: self.turns], whole.between[: self.turns - 1]).tokens()
+        sequence = self.sequence
+        return TurnSequence(sequence.prompt, sequence.turns[: self.turns], sequence.between[: self.turns - 1]).tokens()
 
     @property
     def last(self) -> bool:
@@ -116,13 +116,13 @@ class Conversations:
 
     # -------------------------------------------------------------------------------------------------- from messages
 
-    def plan(self, asked: Asked) -> Plan:
+    def plan(self, request: TurnRequest) -> Plan:
         """Return the tokens for a request.
 
         Raises:
             Refused: The chat template fails, the conversation is too long, or it was changed and the task forbids it.
         """
-        plan = self._of_chat(asked) if asked.said else self._of_completion(asked.text)
+        plan = self._of_chat(request) if request.messages else self._of_completion(request.text)
         if plan.changed and self.settings["changed_history"] == "refuse":
             raise Refused("messages: they differ from those of this conversation before; allowed: its messages as they "
                           "were sent, with new ones after them (data.changed_history = 'refuse')")  # fmt: skip
@@ -131,69 +131,66 @@ class Conversations:
                           code="context_length_exceeded")  # fmt: skip
         return plan
 
-    def _of_chat(self, asked: Asked) -> Plan:
+    def _of_chat(self, request: TurnRequest) -> Plan:
         system = self.settings["system_prompt"]
-        said = _with_system(asked.said, system) if system else asked.said
-        keys = _digests(said, asked.tools)
-        found = next((n for n in range(len(said), 0, -1) if keys[n] in self._places), 0)
-        base, rest = self._places.get(keys[found]), said[found:]
-        first = next((n for n, one in enumerate(said) if one.role == "assistant"), len(said))
-        changed = first < len(said) and keys[first] in self._openings if base is None else not base.last
-        changed |= base is not None and any(one.role == "assistant" for one in rest)
+        messages = _with_system(request.messages, system) if system else request.messages
+        keys = _digests(messages, request.tools)
+        continued = next((n for n in range(len(messages), 0, -1) if keys[n] in self._places), 0)
+        base, new = self._places.get(keys[continued]), messages[continued:]
+        first = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
+        changed = first < len(messages) and keys[first] in self._openings if base is None else not base.last
+        changed |= base is not None and any(message.role == "assistant" for message in new)
         self._openings.add(keys[first])
         if base is None:
-            tokens = self._rendered(said, asked.tools)
+            tokens = self._rendered(messages, request.tools)
             return Plan(tuple(tokens), None, 0, keys[-1], changed)
         before = base.tokens()
-        return Plan((*before, *self._continued(rest, before[-1])), base, len(before), keys[-1], changed)
+        return Plan((*before, *self._continued(new, before[-1])), base, len(before), keys[-1], changed)
 
-    def _rendered(self, said: Sequence[Said], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Return the tokens of a conversation that continues no turn."""
         if not self._chat:
-            shown = _with_tools(said, tools) if tools else said
-            (tokens,) = prompt_tokens(self._tokenizer, ["\n\n".join(one.content for one in shown)])
-            return _some(tokens)
-        text = self._template(said, tools)
+            shown = _with_tools(messages, tools) if tools else messages
+            (tokens,) = prompt_tokens(self._tokenizer, ["\n\n".join(message.content for message in shown)])
+            return _nonempty(tokens)
+        text = self._template(messages, tools)
         if any(tool["function"]["name"] not in text for tool in tools):
-            text = self._template(_with_tools(said, tools), ())
+            text = self._template(_with_tools(messages, tools), ())
         (tokens,) = encoded(self._tokenizer, [text])
-        return _some(tokens)
+        return _nonempty(tokens)
 
-    def _template(self, said: Sequence[Said], tools: Sequence[dict[str, Any]]) -> str:
+    def _template(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> str:
         options = {"tools": tools or None, "day": self.settings.get("template_date", "auto"),
                    "arguments": self.settings["template_arguments"]}  # fmt: skip
-        messages = [{"role": one.role, "content": one.content} for one in said]
         try:
-            text = render(self._tokenizer, messages, **options)
-            if all(one.text.strip()[:40] in text for one in said if one.role == "tool"):
+            text = render(self._tokenizer, _plain(messages), **options)
+            if all(message.text.strip()[:40] in text for message in messages if message.role == "tool"):
                 return text
         except ConfigError:
-            if not any(one.role == "tool" for one in said):
+            if not any(message.role == "tool" for message in messages):
                 raise
-        return render(self._tokenizer, [{"role": one.role, "content": one.content} for one in map(_as_user, said)],
-                      **options)  # fmt: skip
+        return render(self._tokenizer, _plain(map(_as_user, messages)), **options)
 
-    def _continued(self, rest: Sequence[Said], last: int) -> list[int]:
+    def _continued(self, messages: Sequence[ChatMessage], last: int) -> list[int]:
         """Return the tokens of messages after a turn that ended with the token `last`."""
         day, arguments = self.settings.get("template_date", "auto"), self.settings["template_arguments"]
 
-        def tokens(said: Sequence[Said]) -> list[int]:
-            messages = [{"role": one.role, "content": one.content} for one in said]
-            return continuation(self._tokenizer, messages, last, self._chat, LONGEST, day, arguments)
+        def tokens(new: Sequence[ChatMessage]) -> list[int]:
+            return continuation(self._tokenizer, _plain(new), last, self._chat, LONGEST, day, arguments)
 
         try:
-            return tokens(rest)
+            return tokens(messages)
         except ConfigError:
-            if not any(one.role == "tool" for one in rest):
+            if not any(message.role == "tool" for message in messages):
                 raise
-            return tokens([_as_user(one) for one in rest])
+            return tokens([_as_user(message) for message in messages])
 
     def _of_completion(self, text: str) -> Plan:
-        earlier = [one for one in self._completed if text.startswith(one.text)]
-        base = max(earlier, key=lambda one: len(one.text), default=None)
+        earlier = [place for place in self._completed if text.startswith(place.text)]
+        base = max(earlier, key=lambda place: len(place.text), default=None)
         if base is None:
             (tokens,) = prompt_tokens(self._tokenizer, [text])
-            return Plan(tuple(_some(tokens)), None, 0, text, False)
+            return Plan(tuple(_nonempty(tokens)), None, 0, text, False)
         before, new = base.tokens(), text[len(base.text) :]
         if self._text.ends(before[-1]):  # a completion goes on in place of its end, in a sequence of its own
             del before[-1]
@@ -203,19 +200,19 @@ class Conversations:
 
     # ------------------------------------------------------------------------------------------------ from the policy
 
-    def record(self, asked: Asked, plan: Plan, sampled: Rollout) -> Turn:
+    def record(self, request: TurnRequest, plan: Plan, sampled: Rollout) -> Turn:
         """Add a turn that the policy sampled; return the answer.
 
         Args:
-            asked: The request.
+            request: The request.
             plan: Its tokens.
             sampled: The policy's tokens.
         """
-        sampled, text = self._cut(asked, plan, sampled)
-        made: tuple[tuple[str, str], ...] = ()
-        if asked.reads_calls:
-            text, made = split_calls(text)
-        said = Said("assistant", text, made)
+        sampled, text = self._cut(request, plan, sampled)
+        calls: tuple[tuple[str, str], ...] = ()
+        if request.reads_calls:
+            text, calls = split_calls(text)
+        message = ChatMessage("assistant", text, calls)
         sequence = plan.base.sequence if plan.base is not None and plan.base.last else None
         if sequence is None:
             sequence = TurnSequence(plan.tokens)
@@ -224,38 +221,38 @@ class Conversations:
             sequence.between.append(np.asarray(plan.tokens[plan.before :], np.int32))
         sequence.turns.append(sampled)
         sequence.numbers.append(self.turns)
-        place = Place(sequence, len(sequence.turns), plan.key + text if asked.text else "")
-        if asked.text:
+        place = Place(sequence, len(sequence.turns), plan.key + text if request.text else "")
+        if request.text:
             self._completed.append(place)
         else:
-            self._places[_next(plan.key, said)] = place
-        self.turns, self.calls, self.forks = self.turns + 1, self.calls + len(made), self.forks + plan.changed
-        reason = "length" if sampled.truncated else "tool_calls" if made else "stop"
-        return Turn(said, reason, len(plan.tokens), len(sampled), self.turns)
+            self._places[_next(plan.key, message)] = place
+        self.turns, self.calls, self.forks = self.turns + 1, self.calls + len(calls), self.forks + plan.changed
+        reason = "length" if sampled.truncated else "tool_calls" if calls else "stop"
+        return Turn(message, reason, len(plan.tokens), len(sampled), self.turns)
 
-    def _cut(self, asked: Asked, plan: Plan, sampled: Rollout) -> tuple[Rollout, str]:
+    def _cut(self, request: TurnRequest, plan: Plan, sampled: Rollout) -> tuple[Rollout, str]:
         """Return a turn up to the request's limit or stop text, and its text."""
-        if asked.most_tokens is not None and len(sampled) > asked.most_tokens:
-            sampled = replace(_first(sampled, asked.most_tokens), truncated=True)
+        if request.most_tokens is not None and len(sampled) > request.most_tokens:
+            sampled = replace(_first(sampled, request.most_tokens), truncated=True)
         tokens = sampled.tokens.tolist()
         text = self._text.judged(plan.tokens, tokens)
-        found = [place for stop in asked.stop if (place := text.find(stop)) >= 0]
-        if not found:
+        places = [place for stop in request.stop if (place := text.find(stop)) >= 0]
+        if not places:
             return sampled, text
         low, high = 1, len(tokens)  # the most tokens whose text ends before the stop text
         while low < high:
             middle = (low + high + 1) // 2
-            inside = len(self._text.judged(plan.tokens, tokens[:middle])) <= min(found)
+            inside = len(self._text.judged(plan.tokens, tokens[:middle])) <= min(places)
             low, high = (middle, high) if inside else (low, middle - 1)
-        kept = replace(_first(sampled, low), truncated=False)
-        return kept, self._text.judged(plan.tokens, tokens[:low])[: min(found)]
+        cut = replace(_first(sampled, low), truncated=False)
+        return cut, self._text.judged(plan.tokens, tokens[:low])[: min(places)]
 
     def rollouts(self) -> list[dict[str, Any]]:
         """Return the arrays of each sequence, with its prompt, as arguments of `Rollout`."""
         return [
-            {**joined(one.turns, one.between), "prompt": one.prompt,
-             "turns": tuple(zip(one.numbers, ends(one.turns, one.between), strict=True))}
-            for one in self.sequences
+            {**joined(sequence.turns, sequence.between), "prompt": sequence.prompt,
+             "turns": tuple(zip(sequence.numbers, ends(sequence.turns, sequence.between), strict=True))}
+            for sequence in self.sequences
         ]  # fmt: skip
 
 
@@ -269,39 +266,48 @@ def _first(rollout: Rollout, count: int) -> Rollout:
     return replace(rollout, **parts)
 
 
-def _some(tokens: list[int]) -> list[int]:
+def _plain(messages: Iterable[ChatMessage]) -> list[dict[str, str]]:
+    """Return messages as chat templates take them."""
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def _nonempty(tokens: list[int]) -> list[int]:
     if not tokens:
         raise Refused("the conversation has no text; allowed: messages with text")
     return tokens
 
 
-def _digests(said: Sequence[Said], tools: Sequence[Mapping[str, Any]]) -> list[str]:
+def _digests(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a digest of the tools with the first 0, 1, 2, ... messages."""
     keys = [hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).hexdigest()]
-    for one in said:
-        keys.append(_next(keys[-1], one))
+    for message in messages:
+        keys.append(_next(keys[-1], message))
     return keys
 
 
-def _next(key: str, said: Said) -> str:
-    return hashlib.blake2b(f"{key} {said.identity}".encode(), digest_size=16).hexdigest()
+def _next(key: str, message: ChatMessage) -> str:
+    return hashlib.blake2b(f"{key} {message.identity}".encode(), digest_size=16).hexdigest()
 
 
-def _as_user(said: Said) -> Said:
+def _as_user(message: ChatMessage) -> ChatMessage:
     """Return a message of a tool as one of the user, for a chat template without the role."""
-    return Said("user", f"<tool_response>\n{said.content}\n</tool_response>") if said.role == "tool" else said
+    return (
+        ChatMessage("user", f"<tool_response>\n{message.content}\n</tool_response>")
+        if message.role == "tool"
+        else message
+    )
 
 
-def _with_system(said: Sequence[Said], text: str) -> tuple[Said, ...]:
+def _with_system(messages: Sequence[ChatMessage], text: str) -> tuple[ChatMessage, ...]:
     """Return messages with a text at the start of their system message, or in one of its own."""
-    if said[0].role == "system":
-        return (Said("system", f"{text}\n\n{said[0].text}"), *said[1:])
-    return (Said("system", text), *said)
+    if messages[0].role == "system":
+        return (ChatMessage("system", f"{text}\n\n{messages[0].text}"), *messages[1:])
+    return (ChatMessage("system", text), *messages)
 
 
-def _with_tools(said: Sequence[Said], tools: Sequence[Mapping[str, Any]]) -> tuple[Said, ...]:
+def _with_tools(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
     """Return messages whose system message shows tools."""
     shown = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if said[0].role == "system":
-        return (Said("system", f"{said[0].text}\n\n{shown}"), *said[1:])
-    return (Said("system", shown), *said)
+    if messages[0].role == "system":
+        return (ChatMessage("system", f"{messages[0].text}\n\n{shown}"), *messages[1:])
+    return (ChatMessage("system", shown), *messages)

@@ -41,7 +41,7 @@ MOST_ENDED = 10_000
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-class Gone(Exception):
+class Disconnected(Exception):
     """The program closed its connection."""
 
 
@@ -50,7 +50,7 @@ class Session:
     """One rollout, as the endpoint sees it. The server's thread uses it until `close`."""
 
     conversations: Conversations
-    ask: Callable[[tuple[int, ...], Future[Rollout]], None]
+    request_turn: Callable[[tuple[int, ...], Future[Rollout]], None]
     """Asks for a turn after these tokens; the future gets it."""
     drop: Callable[[Future[Rollout]], None]
     """Takes a call back."""
@@ -60,7 +60,7 @@ class Session:
     """Requests whose connection was closed before the answer."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     closed: bool = False
-    _began: float = field(default_factory=time.monotonic)
+    _started: float = field(default_factory=time.monotonic)
     _waiting: int = 0
     _waiting_since: float = 0.0
     _waited_s: float = 0.0
@@ -72,7 +72,7 @@ class Session:
 
     def start(self) -> None:
         """Begin to count its time."""
-        self._began = time.monotonic()
+        self._started = time.monotonic()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -93,7 +93,7 @@ class Session:
         """Return the seconds in which the program did not wait for the policy."""
         with self.lock:
             now = time.monotonic()
-            return now - self._began - self._waited_s - (now - self._waiting_since if self._waiting else 0.0)
+            return now - self._started - self._waited_s - (now - self._waiting_since if self._waiting else 0.0)
 
     def close(self) -> None:
         """Record nothing more."""
@@ -198,14 +198,14 @@ class Endpoint:
         except Refused as error:
             return JSONResponse(error.body, error.status)
         name = session.settings["model"]
-        one = {"id": name, "object": "model", "created": 0, "owned_by": "scalerl"}
-        asked = request.path_params.get("name")
-        if asked is None:
-            return JSONResponse({"object": "list", "data": [one]})
-        if asked == name:
-            return JSONResponse(one)
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "scalerl"}
+        wanted_name = request.path_params.get("name")
+        if wanted_name is None:
+            return JSONResponse({"object": "list", "data": [model]})
+        if wanted_name == name:
+            return JSONResponse(model)
         session.refused += 1
-        refused = Refused(f"there is no model {asked!r}; allowed: {name!r} (data.model)", 404, "model_not_found")
+        refused = Refused(f"there is no model {wanted_name!r}; allowed: {name!r} (data.model)", 404, "model_not_found")
         return JSONResponse(refused.body, refused.status)
 
     async def _chat(self, request: Request) -> Response:
@@ -219,8 +219,8 @@ class Endpoint:
         try:
             session = self._session(request)
             body, model = await _body(request), session.settings["model"]
-            asked = read_request(body, CHAT if chat else COMPLETION, model)
-            turn = await self._turn(request, session, asked)
+            turn_request = read_request(body, CHAT if chat else COMPLETION, model)
+            turn = await self._turn(request, session, turn_request)
         except Refused as error:
             if session is not None:
                 session.refused += 1
@@ -229,15 +229,15 @@ class Endpoint:
             assert session is not None
             session.refused += 1
             return JSONResponse(Refused(str(error)).body, 400)
-        except Gone:
+        except Disconnected:
             assert session is not None
             session.disconnects += 1
             return Response(status_code=499)
-        if asked.streamed:
-            return StreamingResponse(turn.chunks(model, chat, asked.usage), media_type="text/event-stream")
+        if turn_request.streamed:
+            return StreamingResponse(turn.chunks(model, chat, turn_request.usage), media_type="text/event-stream")
         return JSONResponse(turn.chat(model) if chat else turn.completion(model))
 
-    async def _turn(self, request: Request, session: Session, asked: Any) -> Turn:
+    async def _turn(self, request: Request, session: Session, turn_request: Any) -> Turn:
         """Return the policy's turn for a request.
 
         Consumes: a request. Produces: a turn. Waits for: the engine. Unblocked by: its tokens, the end of the rollout,
@@ -247,30 +247,30 @@ class Endpoint:
             conversations = session.conversations
             if conversations.turns >= (most := session.settings["turns"]):
                 raise Refused(f"this rollout had its {most} turns (data.turns)", code="turn_limit")
-            plan = conversations.plan(asked)
+            plan = conversations.plan(turn_request)
         call: Future[Rollout] = Future()
         with session.waiting():
-            session.ask(plan.tokens, call)
+            session.request_turn(plan.tokens, call)
             waiting = asyncio.wrap_future(call)
             while not waiting.done():
                 await asyncio.wait({waiting}, timeout=CONNECTED_S)
                 if not waiting.done() and await request.is_disconnected():
                     session.drop(call)
-                    raise Gone
+                    raise Disconnected
         if waiting.cancelled():
             raise Refused("this rollout has ended", 401, "rollout_ended")
         sampled = waiting.result()
         if await request.is_disconnected():  # nobody has seen the turn
-            raise Gone
+            raise Disconnected
         with session.lock:
             if session.closed:
                 raise Refused("this rollout has ended", 401, "rollout_ended")
-            return conversations.record(asked, plan, sampled)
+            return conversations.record(turn_request, plan, sampled)
 
 
 def _not_found(request: Request, error: Exception) -> Response:
-    known = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
-    refused = Refused(f"got {request.method} {request.url.path}; allowed: {known}", 404, "not_found")
+    routes = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+    refused = Refused(f"got {request.method} {request.url.path}; allowed: {routes}", 404, "not_found")
     return JSONResponse(refused.body, refused.status)
 
 
@@ -279,7 +279,7 @@ async def _body(request: Request) -> bytes:
 
     Raises:
         Refused: It is larger than `MOST_BYTES`; it was read, because a client that still writes sees no answer.
-        Gone: The connection was closed.
+        Disconnected: The connection was closed.
     """
     parts, size = list[bytes](), 0
     try:
@@ -290,7 +290,7 @@ async def _body(request: Request) -> bytes:
             elif size > 10 * MOST_BYTES:
                 break
     except Exception as error:  # starlette's ClientDisconnect, which it has moved before
-        raise Gone from error
+        raise Disconnected from error
     if size > MOST_BYTES:
         raise Refused(f"the body has {size:,} bytes or more; allowed: {MOST_BYTES:,}", 413, "request_too_large")
     return b"".join(parts)

@@ -43,7 +43,7 @@ class Job:
     session: Session
     key: str = ""
     """Key for the endpoint; empty before its program starts."""
-    asked: int = 0
+    turns: int = 0
     """Turns that were asked for; each has a random stream."""
     dropped: bool = False
     report: Report | None = None
@@ -92,13 +92,13 @@ class AgentEngine(EngineWrapper):
         """Turns that are being sampled, by the ids of their requests."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._done: list[Finished] = []
-        self._asked, self._advanced = 0, False
+        self._requested, self._advanced = 0, False
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; rollouts whose program has not started take the room of others."""
         inner, queued = self._inner.occupancy(), len(self._queued)
-        rest = len(self._jobs) - len({job.request.id for job, _ in self._calls.values()})
-        return replace(inner, waiting=inner.waiting + rest, room=inner.room - queued, parked=rest - queued)
+        idle = len(self._jobs) - len({job.request.id for job, _ in self._calls.values()})
+        return replace(inner, waiting=inner.waiting + idle, room=inner.room - queued, parked=idle - queued)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue rollouts."""
@@ -108,8 +108,8 @@ class AgentEngine(EngineWrapper):
                 others.append(request)
                 continue
             conversations = Conversations(request.source.columns[AGENT], self._endpoints.text)
-            ask = partial(self._ask, request.id)
-            job = Job(request, request.source, Session(conversations, ask, self._take_back))
+            request_turn = partial(self._request_turn, request.id)
+            job = Job(request, request.source, Session(conversations, request_turn, self._take_back))
             self._jobs[request.id] = job
             self._queued.append(job)
         self._inner.submit(others)
@@ -195,7 +195,7 @@ class AgentEngine(EngineWrapper):
         job.report = report
         self._events.put(partial(self._ended, job, endpoint))
 
-    def _ask(self, id: tuple[int, int], tokens: tuple[int, ...], call: Future[Rollout]) -> None:
+    def _request_turn(self, id: tuple[int, int], tokens: tuple[int, ...], call: Future[Rollout]) -> None:
         self._events.put(partial(self._sample, id, tokens, call))
 
     def _sample(self, rollout: tuple[int, int], tokens: tuple[int, ...], call: Future[Rollout]) -> None:
@@ -203,10 +203,10 @@ class AgentEngine(EngineWrapper):
         if job is None or job.report is not None:
             call.cancel()
             return
-        key = stream_key(job.request.key, "turn", job.asked) if job.asked else job.request.key
-        job.asked += 1
-        self._asked += 1
-        id = (job.request.id[0], -self._asked)  # samples have numbers from 0, so no other request has this id
+        key = stream_key(job.request.key, "turn", job.turns) if job.turns else job.request.key
+        job.turns += 1
+        self._requested += 1
+        id = (job.request.id[0], -self._requested)  # samples have numbers from 0, so no other request has this id
         self._calls[id] = job, call
         self._inner.submit([Request(id, tokens, key)])
 
@@ -223,8 +223,8 @@ class AgentEngine(EngineWrapper):
     def _ended(self, job: Job, endpoint: Endpoint) -> None:
         """Return the rollout of a program that has ended."""
         self._running -= 1
-        for id, (own, future) in list(self._calls.items()):
-            if own is job:
+        for id, (job_of_call, future) in list(self._calls.items()):
+            if job_of_call is job:
                 self._inner.cancel([id])
                 del self._calls[id]
                 future.cancel()
@@ -271,13 +271,13 @@ def rollout_of(prompt: Prompt, session: Session, report: Report, late: int, vers
         {**report.metrics, **{name: float(count) for name, count in counts.items()}},
         conversations.calls,
         observed=sum(int((~part["sampled"]).sum()) for part in parts),
-        longest=max((len(turn) for one in conversations.sequences for turn in one.turns), default=0),
+        longest=max((len(turn) for sequence in conversations.sequences for turn in sequence.turns), default=0),
         waited_s=session.own_s(),
         rewards=rewards,
     )
     if not parts:  # one token that carries no loss, because a rollout has tokens
-        one, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
-        return Rollout(one, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, outcome)
+        sequence, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
+        return Rollout(sequence, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, outcome)
     first, *others = (Rollout(**part, truncated=False) for part in parts)
     return replace(first, outcome=outcome, others=tuple(others))
 

@@ -64,10 +64,10 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChatMessage:
     """One message of a conversation.
 
-    Example: Said("assistant", "I look it up.", (("look_up", '{"city": "Rome"}'),))
+    Example: ChatMessage("assistant", "I look it up.", (("look_up", '{"city": "Rome"}'),))
     """
 
     role: str
@@ -78,9 +78,9 @@ class Said:
     @property
     def content(self) -> str:
         """Its text with its calls as Hermes writes them, for a chat template."""
-        made = [f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {text}}}\n</tool_call>'
+        tool_calls = [f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {text}}}\n</tool_call>'
                 for name, text in self.calls]  # fmt: skip
-        return "\n".join([*([self.text] if self.text or not made else []), *made])
+        return "\n".join([*([self.text] if self.text or not tool_calls else []), *tool_calls])
 
     @property
     def identity(self) -> str:
@@ -89,10 +89,10 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TurnRequest:
     """A request for a turn of the policy."""
 
-    said: tuple[Said, ...]
+    messages: tuple[ChatMessage, ...]
     """Messages of a chat; empty for a completion."""
     text: str
     """Prompt of a completion."""
@@ -109,12 +109,12 @@ class Asked:
     """Whether calls of tools are taken out of the text."""
 
 
-def read_request(body: bytes, known: frozenset[str], model: str) -> Asked:
+def read_request(body: bytes, parameters: frozenset[str], model: str) -> TurnRequest:
     """Return a request.
 
     Args:
         body: Body of the request.
-        known: CHAT or COMPLETION.
+        parameters: CHAT or COMPLETION.
         model: Name of the policy.
 
     Raises:
@@ -126,8 +126,8 @@ def read_request(body: bytes, known: frozenset[str], model: str) -> Asked:
         raise Refused(f"the body is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise Refused(f"the body is {short(values)}; allowed: a JSON object")
-    if unknown := sorted(set(values) - known):
-        raise Refused(f"unknown parameters: {', '.join(map(short, unknown))}; allowed: {', '.join(sorted(known))}",
+    if unknown := sorted(set(values) - parameters):
+        raise Refused(f"unknown parameters: {', '.join(map(short, unknown))}; allowed: {', '.join(sorted(parameters))}",
                       code="unknown_parameter")  # fmt: skip
     if (got := values.get("model")) != model:
         raise Refused(f"model: got {short(got)}; allowed: {model!r} (data.model)", 404, "model_not_found")
@@ -138,9 +138,9 @@ def read_request(body: bytes, known: frozenset[str], model: str) -> Asked:
         if (value := values.get(name)) is not None and not isinstance(value, kind):
             raise Refused(f"{name}: got {short(value)}; allowed: {what}")
     tools = _tools(values.get("tools"))
-    chat = known is CHAT
-    return Asked(
-        said=_messages(values.get("messages")) if chat else (),
+    chat = parameters is CHAT
+    return TurnRequest(
+        messages=_messages(values.get("messages")) if chat else (),
         text="" if chat else _prompt(values.get("prompt")),
         tools=tools,
         stop=_stops(values.get("stop")),
@@ -164,16 +164,16 @@ def _count(values: Mapping[str, Any], name: str) -> int | None:
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops) or len(stops) > 16:
+    if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops) or len(stops) > 16:
         raise Refused(f"stop: got {short(value)}; allowed: a text, or a list of at most 16 texts")
-    return tuple(one for one in stops if one)
+    return tuple(text for text in stops if text)
 
 
 def _prompt(value: Any) -> str:
-    given = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(given, str) or not given:
+    text = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(text, str) or not text:
         raise Refused(f"prompt: got {short(value)}; allowed: a text, or a list with one text")
-    return encodable(given)
+    return encodable(text)
 
 
 def _tools(value: Any) -> tuple[dict[str, Any], ...]:
@@ -186,26 +186,26 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(tools)
 
 
-def _messages(value: Any) -> tuple[Said, ...]:
+def _messages(value: Any) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list) or not value:
         raise Refused(f"messages: got {short(value)}; allowed: a list of messages")
-    said = tuple(_message(one, number) for number, one in enumerate(value))
-    if said[-1].role == "assistant":
+    messages = tuple(_message(message, number) for number, message in enumerate(value))
+    if messages[-1].role == "assistant":
         raise Refused("messages: the last one is the assistant's; allowed: one of a user or tool")
-    return said
+    return messages
 
 
-def _message(value: Any, number: int) -> Said:
+def _message(value: Any, number: int) -> ChatMessage:
     role = ROLES.get(str(value.get("role"))) if isinstance(value, dict) else None
     if role is None:
         raise Refused(f"messages[{number}]: got {short(value)}; allowed: objects with a role of {', '.join(ROLES)}")
-    made, calls_of = [], value.get("tool_calls") or []
-    for one in calls_of if isinstance(calls_of, list) else [calls_of]:
-        function = one.get("function") if isinstance(one, dict) else None
+    calls_made, calls_of = [], value.get("tool_calls") or []
+    for call in calls_of if isinstance(calls_of, list) else [calls_of]:
+        function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refused(f"messages[{number}].tool_calls: got {short(one)}; allowed: calls of functions")
-        made.append((encodable(function["name"]), _canonical(function.get("arguments"))))
-    return Said(role, _text(value.get("content"), number), tuple(made))
+            raise Refused(f"messages[{number}].tool_calls: got {short(call)}; allowed: calls of functions")
+        calls_made.append((encodable(function["name"]), _canonical(function.get("arguments"))))
+    return ChatMessage(role, _text(value.get("content"), number), tuple(calls_made))
 
 
 def _text(content: Any, number: int) -> str:
@@ -236,32 +236,32 @@ def split_calls(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     The forms are those of environments (tasks/tools.py): <tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a
     whole answer {"name": ..., "parameters": {...}}. With a malformed call, everything is text.
     """
-    made = []
+    calls_made = []
     for call in calls(text):
         try:
-            given = parse_json(call)
+            content = parse_json(call)
         except ValueError:
             return text, ()
-        arguments = given.get("arguments", given.get("parameters")) if isinstance(given, dict) else None
-        if not isinstance(arguments, dict) or not isinstance(given.get("name"), str):
+        arguments = content.get("arguments", content.get("parameters")) if isinstance(content, dict) else None
+        if not isinstance(arguments, dict) or not isinstance(content.get("name"), str):
             return text, ()
-        made.append((given["name"], _canonical(arguments)))
-    if not made:
+        calls_made.append((content["name"], _canonical(arguments)))
+    if not calls_made:
         return text, ()
     judged = judged_text(text)
     head = text.rpartition(judged)[0] if judged in text else ""
-    rest = MARKED.sub("", judged) if re.search(MARKED, judged) else ""
-    return (head + rest).strip(), tuple(made)
+    tail = MARKED.sub("", judged) if re.search(MARKED, judged) else ""
+    return (head + tail).strip(), tuple(calls_made)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An answer to a program.
 
-    Example: Turn(Said("assistant", "Rome."), "stop", prompt_tokens=31, tokens=3)
+    Example: Turn(ChatMessage("assistant", "Rome."), "stop", prompt_tokens=31, tokens=3)
     """
 
-    said: Said
+    message: ChatMessage
     reason: str
     """OpenAI's finish_reason: stop, length or tool_calls."""
     prompt_tokens: int
@@ -283,31 +283,31 @@ class Turn:
     def _calls(self) -> list[dict[str, Any]]:
         return [
             {"id": f"call_{self.number}_{place}", "type": "function", "function": {"name": name, "arguments": text}}
-            for place, (name, text) in enumerate(self.said.calls)
+            for place, (name, text) in enumerate(self.message.calls)
         ]
 
     def chat(self, model: str) -> dict[str, Any]:
         """Return the answer to a chat."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.said.text or None, "refusal": None}
-        if self.said.calls:
+        message: dict[str, Any] = {"role": "assistant", "content": self.message.text or None, "refusal": None}
+        if self.message.calls:
             message["tool_calls"] = self._calls()
         else:
-            message["content"] = self.said.text
+            message["content"] = self.message.text
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.reason}
         return {**self._head("chat.completion", model), "choices": [choice], "usage": self.usage}
 
     def completion(self, model: str) -> dict[str, Any]:
         """Return the answer to a completion."""
-        choice = {"index": 0, "text": self.said.text, "logprobs": None, "finish_reason": self.reason}
+        choice = {"index": 0, "text": self.message.text, "logprobs": None, "finish_reason": self.reason}
         return {**self._head("text_completion", model), "choices": [choice], "usage": self.usage}
 
     def chunks(self, model: str, chat: bool, usage: bool) -> Iterator[str]:
         """Yield the answer as server-sent events."""
         head = self._head("chat.completion.chunk" if chat else "text_completion", model)
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}] if chat else []
-        if self.said.text:
-            deltas.append({"content": self.said.text})
-        if self.said.calls:
+        if self.message.text:
+            deltas.append({"content": self.message.text})
+        if self.message.calls:
             deltas.append({"tool_calls": [{"index": place, **call} for place, call in enumerate(self._calls())]})
         for delta in [*deltas, {}]:
             part = {"delta": delta} if chat else {"text": delta.get("content", "")}

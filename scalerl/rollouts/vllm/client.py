@@ -153,7 +153,7 @@ class VllmClient(EngineHandle):
             case Cancel(number, ids):
                 self._soon(self._cancel, self.lanes[number], ids)
             case Swap(version):
-                self._soon(self._ask, version, self._updates.hold(version))
+                self._soon(self._complete, version, self._updates.hold(version))
 
     def report(self, wait_s: float) -> Report:
         """Return the results since the last report; wait up to `wait_s` for a finished sequence or a swap.
@@ -323,7 +323,7 @@ class VllmClient(EngineHandle):
 
     # ------------------------------------------------------------------------------------------------------ weights
 
-    def _ask(self, version: int, held: Any) -> None:
+    def _complete(self, version: int, held: Any) -> None:
         self._asked_for.append((version, held))
         if self._death is not None:
             self._release_all()
@@ -336,8 +336,8 @@ class VllmClient(EngineHandle):
             version, held = self._asked_for.pop()
             self._release_all()  # older versions
             try:
-                began = time.monotonic()
-                while self._prefilling and time.monotonic() < began + SERVER_PREFILL_S:
+                start = time.monotonic()
+                while self._prefilling and time.monotonic() < start + SERVER_PREFILL_S:
                     await asyncio.sleep(0.002)
                 await self._updates.apply(self._call, version, held)
                 self._epoch += 1

@@ -410,31 +410,33 @@ class ServersClient:
     def _all(self, path: str, bodies: Sequence[Any] = ()) -> None:
         """Send a request to all servers in parallel, because they wait for each other inside NCCL."""
 
-        def ask(client: Any, body: Any) -> None:
+        def post(client: Any, body: Any) -> None:
             response = client.post(path, json=body)
             if response.status_code != 200:
                 raise RuntimeError(f"POST {path} failed with {response.status_code}: {response.text[:500]}")
 
         pairs = zip(self._clients, bodies or [None] * len(self._clients), strict=True)
-        asked = {self._threads.submit(ask, client, body): client for client, body in pairs}
-        for done in as_completed(asked):
+        client_of = {self._threads.submit(post, client, body): client for client, body in pairs}
+        for done in as_completed(client_of):
             if error := done.exception():
-                said = ServerFailed(f"the vLLM server at {asked[done].base_url}: {error or type(error).__name__}")
+                failure = ServerFailed(
+                    f"the vLLM server at {client_of[done].base_url}: {error or type(error).__name__}"
+                )
                 if not self.failure.done():
-                    self.failure.set_exception(said)
-                raise said
+                    self.failure.set_exception(failure)
+                raise failure
 
 
 def address_towards(servers: Sequence[str]) -> str:
     """Return the address of this machine's interface that routes to the servers; loopback only if all are local."""
-    found = []
+    addresses = []
     for server in servers:
         parts = urlsplit(server)
         family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(target)  # sends nothing, because it is UDP
-            found.append(str(probe.getsockname()[0]))
-    return next((address for address in found if not ipaddress.ip_address(address).is_loopback), found[0])
+            addresses.append(str(probe.getsockname()[0]))
+    return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), addresses[0])
 
 
 def weight_source(layout: WeightLayout) -> Any:
