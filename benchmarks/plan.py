@@ -23,7 +23,7 @@ from work import QUIET, machine, train
 
 from scalerl.cluster.layout import lay_out
 from scalerl.cluster.measured import Measured, generator_seconds, measure, read_run
-from scalerl.cluster.plan import Given, lengths_of, simulate
+from scalerl.cluster.plan import SpeedInputs, lengths_of, simulate
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
 
@@ -92,8 +92,8 @@ def planned(path: Path, sources: list[Path]) -> dict[str, float]:
     """Return the planned figures of a run, with speeds and lengths from `sources`."""
     config = read_run(path).config
     measured: Measured = measure(sources)
-    given = Given(lay_out(config).found, Assumptions(GPUS["H100"]), measured, updates=120)
-    figures = simulate(config, given, lengths_of(config, measured)).figures
+    inputs = SpeedInputs(lay_out(config).model, Assumptions(GPUS["H100"]), measured, updates=120)
+    figures = simulate(config, inputs, lengths_of(config, measured)).figures
     return {name: float(getattr(figures, name)) for name in FIGURES}
 
 
@@ -116,9 +116,9 @@ def speed() -> dict[str, float]:
             recipe=replace(paper.recipe, prompts_per_step=prompts),
             rollouts=replace(paper.rollouts, slots=engines * 64),
         )
-        given = Given(sizes_of(config.model), Assumptions(GPUS["H100"]))
+        inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
         began = time.process_time()
-        simulate(config, given, lengths_of(config, None))
+        simulate(config, inputs, lengths_of(config, None))
         seconds, batch = time.process_time() - began, config.recipe.completions_per_step
         out[f"{engines} engines of 64 slots, batches of {batch}"] = seconds
         print(f"a plan of {engines} engines of 64 slots, batches of {batch}: {seconds:.1f} s", flush=True)

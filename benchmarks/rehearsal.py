@@ -27,9 +27,9 @@ def main() -> None:
     for file in options.files:
         config = read_config(file, [])
         layout = lay_out(config)
-        name = f"{layout.found.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
+        name = f"{layout.model.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
         try:
-            result = rehearse(config, layout.found)
+            result = rehearse(config, layout.model)
         except ConfigError as error:  # a mixture of which only the sizes are known
             print(f"| {name} | {layout.trainer.total / 1e9:.1f} | {error} |", flush=True)
             continue

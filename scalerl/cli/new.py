@@ -13,7 +13,7 @@ from scalerl.cli.plan import plan_lines
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import chosen_interval, curve_line
 from scalerl.cluster.layout import lay_out, lines
-from scalerl.cluster.plan import Given, best_split, check_searched, lengths_of, outcome_of, with_layout
+from scalerl.cluster.plan import SpeedInputs, best_split, check_searched, lengths_of, outcome_of, with_layout
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, TinyModel, read_config
 from scalerl.config.base import Part, replace
@@ -86,7 +86,11 @@ def _on_gpus(config: RunConfig, gpus: int, fixed_interval: bool = False) -> tupl
     `fixed_interval` keeps the interval of checkpoints; otherwise the planned speed gives it.
     """
     check_searched(gpus)
-    speeds, lengths, many = Given(sizes_of(config.model), Assumptions(GPUS["H100"])), lengths_of(config, None), gpus > 2
+    speeds, lengths, many = (
+        SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"])),
+        lengths_of(config, None),
+        gpus > 2,
+    )
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
@@ -100,7 +104,7 @@ def _on_gpus(config: RunConfig, gpus: int, fixed_interval: bool = False) -> tupl
                 slots = best.slots
             rollouts = replace(config.rollouts, slots=max(1, slots))
             planned = with_layout(replace(planned, placement=place, rollouts=rollouts), speeds, lengths, MICRO_BATCHES)
-            layout = lay_out(planned, speeds.found)
+            layout = lay_out(planned, speeds.model)
             if gpus > 1:
                 if not fixed_interval:
                     updates_apart, minutes = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)

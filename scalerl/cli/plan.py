@@ -15,8 +15,8 @@ from scalerl.cluster.evaluations import curve_line, curve_prospect
 from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
 from scalerl.cluster.measured import measure
 from scalerl.cluster.plan import (
-    Given,
     Outcome,
+    SpeedInputs,
     best_split,
     in_units,
     lengths_of,
@@ -93,7 +93,7 @@ def run_plan(words: list[str]) -> int:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
     speeds = _speeds(config, options)
-    layout = lay_out(config, speeds.found)
+    layout = lay_out(config, speeds.model)
     lengths = lengths_of(config, speeds.measured, options.mean_tokens or 0.0)
     with Working("simulating"):
         if options.gpus:
@@ -111,7 +111,7 @@ def run_plan(words: list[str]) -> int:
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
-    about = [size_line(speeds.found)] if options.gpus else lines(config, layout)
+    about = [size_line(speeds.model)] if options.gpus else lines(config, layout)
     print_lines(
         *about,
         *plan_lines(lengths, outcomes, notes, config, options.gpus),
@@ -151,13 +151,13 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     except ImportError as error:  # private modules of torch
         raise ConfigError(f"--rehearse: this torch lacks a part ({error}); allowed: torch 2.11 to 2.13") from None
     layout = lay_out(config)
-    check_divides(config, layout.found.sizes)
+    check_divides(config, layout.model.sizes)
     if not as_json:
         print_lines(
-            size_line(layout.found),
+            size_line(layout.model),
             "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
         )
-    result = rehearse(config, layout.found)
+    result = rehearse(config, layout.model)
     if as_json:
         print(json.dumps({**result._asdict(), "total": result.total, "estimate": layout.trainer.total}, indent=1))
         return 0
@@ -171,7 +171,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     return 0
 
 
-def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
+def _speeds(config: RunConfig, options: argparse.Namespace) -> SpeedInputs:
     """Check the options; return the speeds and times that they set."""
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
@@ -181,8 +181,8 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
             least = "of seconds from 0" if name == "transfer_s" else "above 0"
             raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")
     rate = options.generator_tokens_per_s
-    speeds = Given(
-        found=sizes_of(config.model),
+    speeds = SpeedInputs(
+        model=sizes_of(config.model),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
         measured=measure(options.runs) if options.runs else None,
         generator_step_s=slots_of(config) / config.placement.engines / rate if rate else 0.0,
@@ -200,9 +200,11 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> Given:
     return speeds
 
 
-def _as_json(config: RunConfig, speeds: Given, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:
+def _as_json(
+    config: RunConfig, speeds: SpeedInputs, lengths: Any, outcomes: list[Any], notes: list[str]
+) -> dict[str, Any]:
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
-    sizes, source = speeds.found.sizes, speeds.found.source
+    sizes, source = speeds.model.sizes, speeds.model.source
     return {
         "model": {"params": sizes.params, "active_params": sizes.matmul_params, "source": source},
         "batch": config.recipe.completions_per_step,

@@ -73,8 +73,8 @@ def curve_prospect(config: RunConfig) -> Prospect | None:
 def chosen_interval(config: RunConfig) -> int:
     """Return the largest interval of evaluations that identifies the ceiling; the present one if it costs too much."""
     every = config.evaluation.every
-    found = enough_evaluations(evaluations_of(config)) if count_of(config) >= MIN_POINTS else None
-    count = count_of(config) if found is None else found.evaluations.count
+    design = enough_evaluations(evaluations_of(config)) if count_of(config) >= MIN_POINTS else None
+    count = count_of(config) if design is None else design.evaluations.count
     if count - 1 > config.steps or count == count_of(config) or share_of(config, count) > MOST_SHARE:
         return every
     return config.steps // (count - 1)

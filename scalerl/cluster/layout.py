@@ -35,12 +35,12 @@ MEAN_PROMPT = 256
 class Layout:
     """Processes of a run and the memory of each GPU.
 
-    Example (8B on 80 GPUs): Layout(found=SizedModel(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
+    Example (8B on 80 GPUs): Layout(model=SizedModel(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
                                     slots_of_an_engine=12, trainer=TrainerMemory(...), expected=GeneratorMemory(...),
                                     at_limit=...)
     """
 
-    found: SizedModel
+    model: SizedModel
     devices: Table
     """Devices of all processes."""
     gpus: int
@@ -72,18 +72,18 @@ def prompt_tokens(config: RunConfig) -> tuple[float, int]:
     return (min(MEAN_PROMPT, max(files)), max(files)) if files else (LAB_PROMPT / 4, LAB_PROMPT)
 
 
-def lay_out(config: RunConfig, found: SizedModel | None = None) -> Layout:
+def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
     """Count GPUs and bytes.
 
     Args:
         config: Configuration of the run.
-        found: The model's sizes and their source; None: they are looked up.
+        model: The model's sizes and their source; None: they are looked up.
 
     Raises:
         ConfigError: The model's sizes are unknown, or there are too few GPUs.
     """
-    found = found or sizes_of(config.model)
-    sizes, place = found.sizes, config.placement
+    model = model or sizes_of(config.model)
+    sizes, place = model.sizes, config.placement
     slots = -(-slots_of(config) // place.engines)
     mean_prompt, longest_prompt = prompt_tokens(config)
     caches = 2 if isinstance(place.engine, Custom) else 1  # for evaluations; the torch engine uses that of training
@@ -108,7 +108,7 @@ def lay_out(config: RunConfig, found: SizedModel | None = None) -> Layout:
         config = replace(config, hardware=replace(config.hardware, device="cuda"))
     table = devices(config, trainer_bytes=lambda: trainer.total)
     return Layout(
-        found=found,
+        model=model,
         devices=table,
         gpus=max(1, len(gpus_of(table, "trainer", "generator", "evaluator")))
         - len(place.servers) * place.gpus_of_a_generator,
@@ -136,7 +136,7 @@ def check(config: RunConfig, layout: Layout) -> None:
     Raises:
         ConfigError: It cannot be divided or does not fit.
     """
-    check_divides(config, layout.found.sizes)
+    check_divides(config, layout.model.sizes)
     problem = _too_large(config, layout) if on_gpus(config) else ""
     if problem:
         cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
@@ -192,7 +192,7 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     """Return the lines that describe the layout."""
     place = config.placement
     device = config.hardware.device
-    out = [size_line(layout.found)]
+    out = [size_line(layout.model)]
     if place.scorers:
         out.append(f"scorers: {place.scorers} actors of {config.scoring.workers or 1} cores each")
     ranks = "one trainer process" if place.trainer_ranks == 1 else f"{place.trainer_ranks} trainer ranks (FSDP2)"
@@ -224,11 +224,11 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     return out
 
 
-def size_line(found: SizedModel) -> str:
+def size_line(model: SizedModel) -> str:
     """Return a line with the model's size and its source."""
-    sizes = found.sizes
+    sizes = model.sizes
     mixture = f", {_count(sizes.matmul_params)} of them used per token" if sizes.experts else ""
-    return f"model: {_count(sizes.params)} parameters{mixture}; sizes from {found.source}"
+    return f"model: {_count(sizes.params)} parameters{mixture}; sizes from {model.source}"
 
 
 def _count(value: float) -> str:

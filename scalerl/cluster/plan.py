@@ -62,13 +62,13 @@ MOST_GPUS, MANY_GPUS = 1024, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SpeedInputs:
     """Speeds that are known in addition to the configuration; the others are assumed.
 
-    Example: Given(found=SizedModel(...), assumed=Assumptions(GPUS["H100"]), generator_step_s=0.0256)
+    Example: SpeedInputs(model=SizedModel(...), assumed=Assumptions(GPUS["H100"]), generator_step_s=0.0256)
     """
 
-    found: SizedModel
+    model: SizedModel
     assumed: Assumptions
     measured: Measured | None = None
     """Measurements of runs (`--from`)."""
@@ -97,23 +97,23 @@ def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0) 
     return lognormal(mean or expected_tokens(config), SIGMA, control)
 
 
-def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
+def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]]:
     """Return the speeds of a configuration, and lines with the source of each."""
-    steps, from_generator = _generation(config, given)
-    updates, from_trainer = _training(config, given)
+    steps, from_generator = _generation(config, inputs)
+    updates, from_trainer = _training(config, inputs)
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
-    if given.transfer_s is not None:
-        sending, swap, source = given.transfer_s, given.transfer_s, "as given"
-    elif given.measured is not None or not on_gpus(config):
+    if inputs.transfer_s is not None:
+        sending, swap, source = inputs.transfer_s, inputs.transfer_s, "as given"
+    elif inputs.measured is not None or not on_gpus(config):
         sending, swap, source = 0.0, 0.0, "within the updates"
     else:
         nodes = nodes_with_engines(config)
-        sending, swap = transfer_seconds(given.found.sizes, given.assumed, channel_name(config), nodes)
+        sending, swap = transfer_seconds(inputs.model.sizes, inputs.assumed, channel_name(config), nodes)
         source = f"assumed: {channel_name(config)} to engines on {nodes} node{'s' if nodes > 1 else ''}"
     drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
-    if given.measured is not None:
-        swap = given.measured.swap_s
-        drift = drift if given.generator_step_s or given.trainer_rate else given.measured.drift
+    if inputs.measured is not None:
+        swap = inputs.measured.swap_s
+        drift = drift if inputs.generator_step_s or inputs.trainer_rate else inputs.measured.drift
     speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0], drift)
     weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
     return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
@@ -126,32 +126,32 @@ def nodes_with_engines(config: RunConfig) -> int:
     return len({urlsplit(host).hostname or host for host in hosts})
 
 
-def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
-    if given.generator_step_s:
-        return (lambda running, context: given.generator_step_s), "tokens/s as given"
-    if given.measured is not None:
-        line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
-        return given.measured.step_seconds, f"measured, a decode step takes {line}"
-    steps = decode_roofline(given.found.sizes, given.assumed, config.placement.gpus_of_a_generator)
+def _generation(config: RunConfig, inputs: SpeedInputs) -> tuple[StepSeconds, str]:
+    if inputs.generator_step_s:
+        return (lambda running, context: inputs.generator_step_s), "tokens/s as given"
+    if inputs.measured is not None:
+        line = f"{1e3 * inputs.measured.base_s:.3g} ms + {1e6 * inputs.measured.slope_s:.3g} us per running sequence"
+        return inputs.measured.step_seconds, f"measured, a decode step takes {line}"
+    steps = decode_roofline(inputs.model.sizes, inputs.assumed, config.placement.gpus_of_a_generator)
     if config.placement.engine != "vllm":
         return steps, "a roofline (assumed)"
-    rate = given.assumed.server
+    rate = inputs.assumed.server
     return lambda running, context: max(steps(running, context), running / rate), "a roofline (assumed)"
 
 
-def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
+def _training(config: RunConfig, inputs: SpeedInputs) -> tuple[UpdateSeconds, str]:
     ranks = config.placement.trainer_ranks
-    if given.trainer_rate:
-        rate = given.trainer_rate * ranks / given.trainer_rate_ranks
+    if inputs.trainer_rate:
+        rate = inputs.trainer_rate * ranks / inputs.trainer_rate_ranks
         return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} rank{'s' * (ranks > 1)}"
-    if given.measured is not None:
-        rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
-        return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
+    if inputs.measured is not None:
+        rate = inputs.measured.trainer_tokens_per_s * ranks / inputs.measured.ranks
+        return inputs.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
     micro_batch, checkpointing = micro_batch_tokens(config), recomputes(config)
     work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing)
     expert_ranks = config.placement.expert_ranks
     reference = config.recipe.kl_coefficient > 0
-    return training_roofline(given.found.sizes, given.assumed, *work, expert_ranks, reference), "a roofline (assumed)"
+    return training_roofline(inputs.model.sizes, inputs.assumed, *work, expert_ranks, reference), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,27 +191,27 @@ class Outcome:
         return values | figures | {"useful_tokens_per_s": self.figures.useful_tokens_per_s}
 
 
-def simulate(config: RunConfig, given: Given, lengths: Lengths, *, coarse: bool = False) -> Outcome:
+def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse: bool = False) -> Outcome:
     """Simulate one configuration; `coarse`: in a sixth of the time, good enough to compare splits."""
-    speeds, _ = speeds_of(config, given)
+    speeds, _ = speeds_of(config, inputs)
     automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // config.recipe.completions_per_step))
-    updates = given.updates or (LEAST_UPDATES if coarse else automatic)
+    updates = inputs.updates or (LEAST_UPDATES if coarse else automatic)
     figures = simulate_run(config, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
-    return outcome_of(config, given, figures, evaluation_seconds(config, speeds, lengths))
+    return outcome_of(config, inputs, figures, evaluation_seconds(config, speeds, lengths))
 
 
-def outcome_of(config: RunConfig, given: Given, figures: Figures, eval_s: float) -> Outcome:
+def outcome_of(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> Outcome:
     """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
 
     Seconds of an update: 3600 / updates_per_h + waits for evaluations / updates + checkpoint_s / updates between
     checkpoints.
     """
     # one process only copies its state to the host before training goes on; ranks write it together
-    rate = given.assumed.host if config.placement.trainer_ranks == 1 else given.assumed.disk
-    checkpoint_s = checkpoint_bytes(config, given.found.sizes) / rate if on_gpus(config) else 0.0
+    rate = inputs.assumed.host if config.placement.trainer_ranks == 1 else inputs.assumed.disk
+    checkpoint_s = checkpoint_bytes(config, inputs.model.sizes) / rate if on_gpus(config) else 0.0
     update_s = 3600.0 / figures.updates_per_h
     update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
-    place, layout = config.placement, None if config.hardware.device == "cpu" else lay_out(config, given.found)
+    place, layout = config.placement, None if config.hardware.device == "cpu" else lay_out(config, inputs.model)
     gpus, apart = (layout.gpus, layout.evaluates_apart) if layout else (0, False)
     hours = (config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)) / 3600.0
     device_hours = hours * max(1, gpus)
@@ -423,7 +423,7 @@ def busy_slots(config: RunConfig, lengths: Lengths) -> int:
     return max(fed, recipe.completions_per_step, config.placement.engines)
 
 
-def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, found: SizedModel) -> RunConfig:
+def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, model: SizedModel) -> RunConfig:
     """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
     own = config.placement.gpus_of_a_generator
     place = replace(
@@ -434,7 +434,7 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
         return replace(changed, rollouts=config.rollouts)
     mean_prompt, _ = prompt_tokens(config)
     tokens = mean_prompt + float(lengths.mean())
-    fit = slots_that_fit(found.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
+    fit = slots_that_fit(model.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
     slots = max(generators, min(fit * generators, busy_slots(changed, lengths)))
     return replace(changed, rollouts=replace(config.rollouts, slots=slots))
 
@@ -443,12 +443,14 @@ SAME = 0.99
 """Share of the best useful tokens per second from which on fewer slots and fresher tokens count instead."""
 
 
-def with_layout(config: RunConfig, given: Given, lengths: Lengths, micro_batches: Sequence[int] = ()) -> RunConfig:
+def with_layout(
+    config: RunConfig, inputs: SpeedInputs, lengths: Lengths, micro_batches: Sequence[int] = ()
+) -> RunConfig:
     """Return a configuration with the fastest micro-batch, recomputed or not, of those with which it fits.
 
     Args:
         config: Configuration with its split. Sizes that the user has set are kept.
-        given: Known speeds.
+        inputs: Known speeds.
         lengths: Lengths of completions.
         micro_batches: Tokens of a micro-batch to try if the user has set none; empty: the configuration's.
 
@@ -464,34 +466,34 @@ def with_layout(config: RunConfig, given: Given, lengths: Lengths, micro_batches
         own = replace(learner, micro_batch_tokens=tokens, gradient_checkpointing=recomputed)
         candidate = replace(config, learner=own)
         try:
-            check(candidate, lay_out(candidate, given.found))
+            check(candidate, lay_out(candidate, inputs.model))
         except ConfigError as error:
             problem = problem or error
             continue
-        fitting.append((_training(candidate, given)[0](batch), len(fitting), candidate))
+        fitting.append((_training(candidate, inputs)[0](batch), len(fitting), candidate))
     if not fitting:
         assert problem is not None
         raise problem
     return min(fitting)[2]
 
 
-def fewer_slots(config: RunConfig, given: Given, lengths: Lengths, best: Outcome) -> Outcome:
+def fewer_slots(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, best: Outcome) -> Outcome:
     """Return the outcome with the fewest slots, in eighths of the best one's, that has SAME of its useful tokens.
 
     Slots that the schedule leaves empty cost memory, and generation that runs ahead of training makes tokens stale.
     """
     if config.rollouts.slots:
         return best
-    found, least = best, config.placement.engines
+    result, least = best, config.placement.engines
     for eighths in range(7, 0, -1):
         slots = max(least, best.slots * eighths // 8)
-        if slots >= found.slots:
+        if slots >= result.slots:
             break
-        fewer = simulate(replace(config, rollouts=replace(config.rollouts, slots=slots)), given, lengths)
+        fewer = simulate(replace(config, rollouts=replace(config.rollouts, slots=slots)), inputs, lengths)
         if fewer.figures.useful_tokens_per_s < SAME * best.figures.useful_tokens_per_s:
             break
-        found = fewer
-    return found
+        result = fewer
+    return result
 
 
 def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
@@ -524,13 +526,13 @@ def check_searched(gpus: int) -> None:
 
 
 def best_split(
-    config: RunConfig, given: Given, lengths: Lengths, gpus: int, micro_batches: Sequence[int] = ()
+    config: RunConfig, inputs: SpeedInputs, lengths: Lengths, gpus: int, micro_batches: Sequence[int] = ()
 ) -> list[Outcome]:
     """Search for the best split, starting at the most balanced one, in growing and then shrinking steps.
 
     Args:
         config: Configuration; slots, micro-batch and recomputation that it leaves open are chosen.
-        given: Known speeds.
+        inputs: Known speeds.
         lengths: Lengths of completions.
         gpus: GPUs of the run.
         micro_batches: Tokens of a micro-batch to try; empty: the configuration's.
@@ -545,27 +547,27 @@ def best_split(
     check_searched(gpus)
     cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""
-    for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, given.assumed.node):
+    for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, inputs.assumed.node):
         if ranks % config.placement.expert_ranks:
             continue
         try:
-            candidate = with_split(cuda, ranks, generators, lengths, given.found)
-            fitting.append(with_layout(candidate, given, lengths, micro_batches))
+            candidate = with_split(cuda, ranks, generators, lengths, inputs.model)
+            fitting.append(with_layout(candidate, inputs, lengths, micro_batches))
         except ConfigError as error:
             reason = str(error)
     if not fitting:
         raise ConfigError(
             f"--gpus: got {gpus}, but no split of them into trainers and generators fits the model. {reason}"
         )
-    start = min(range(len(fitting)), key=lambda i: abs(math.log(balance(fitting[i], given, lengths))))
-    found: dict[int, Outcome] = {}
+    start = min(range(len(fitting)), key=lambda i: abs(math.log(balance(fitting[i], inputs, lengths))))
+    outcomes: dict[int, Outcome] = {}
 
     def useful(index: int) -> float:
         if not 0 <= index < len(fitting):
             return -1.0
-        if index not in found:
-            found[index] = simulate(fitting[index], given, lengths, coarse=gpus > MANY_GPUS)
-        return found[index].figures.useful_tokens_per_s
+        if index not in outcomes:
+            outcomes[index] = simulate(fitting[index], inputs, lengths, coarse=gpus > MANY_GPUS)
+        return outcomes[index].figures.useful_tokens_per_s
 
     best, stride = start, max(1, len(fitting) // STRIDES)
     for way in (-stride, stride):
@@ -575,18 +577,18 @@ def best_split(
         while abs(step) > stride:  # the best lies on either side of the last good one
             step //= 2
             best = max((best, best + step, best - step), key=useful)
-    as_good = [index for index in found if useful(index) >= SAME * useful(best)]
-    best = min(as_good, key=lambda index: (found[index].figures.staleness_mean, -useful(index)))
-    chosen = found.pop(best) if gpus <= MANY_GPUS else simulate(fitting[best], given, lengths)
+    as_good = [index for index in outcomes if useful(index) >= SAME * useful(best)]
+    best = min(as_good, key=lambda index: (outcomes[index].figures.staleness_mean, -useful(index)))
+    chosen = outcomes.pop(best) if gpus <= MANY_GPUS else simulate(fitting[best], inputs, lengths)
     if not config.rollouts.slots:
-        chosen = fewer_slots(replace(fitting[best], rollouts=config.rollouts), given, lengths, chosen)
-    others = [outcome for index, outcome in found.items() if index != best]
+        chosen = fewer_slots(replace(fitting[best], rollouts=config.rollouts), inputs, lengths, chosen)
+    others = [outcome for index, outcome in outcomes.items() if index != best]
     return [chosen, *sorted(others, key=lambda outcome: -outcome.figures.useful_tokens_per_s)]
 
 
-def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
+def balance(config: RunConfig, inputs: SpeedInputs, lengths: Lengths) -> float:
     """Return the seconds of generating a batch with full slots, divided by the seconds of its update."""
-    speeds, _ = speeds_of(config, given)
+    speeds, _ = speeds_of(config, inputs)
     batch, engines = config.recipe.completions_per_step, config.placement.engines
     mean = float(lengths.mean())
     n = slots_of(config) / engines

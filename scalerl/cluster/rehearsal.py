@@ -74,14 +74,14 @@ class Rehearsal(NamedTuple):
         return sum(self.parts.values())
 
 
-def rehearse(config: RunConfig, found: SizedModel) -> Rehearsal:
+def rehearse(config: RunConfig, sized: SizedModel) -> Rehearsal:
     """Rehearse an update in a child process.
 
     Raises:
         ConfigError: The model cannot be built or trained.
         ProcessDied: The process failed or did not finish in time.
     """
-    remote = LocalRemote(partial(_run, config, found), "the rehearsal (process {})")
+    remote = LocalRemote(partial(_run, config, sized), "the rehearsal (process {})")
     try:
         result: Rehearsal = remote.receive(REHEARSAL_S)
         return result
@@ -89,14 +89,14 @@ def rehearse(config: RunConfig, found: SizedModel) -> Rehearsal:
         remote.end()
 
 
-def _run(config: RunConfig, found: SizedModel, end: End) -> None:
+def _run(config: RunConfig, sized: SizedModel, end: End) -> None:
     start, ranks = time.perf_counter(), config.placement.trainer_ranks
     _replace_cpu_code()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     with fakes, Answers(fakes) as answers:
-        learner = _learner(config, found, mesh, answers)
+        learner = _learner(config, sized, mesh, answers)
         answers.number = 1.0
         learner.step(full_batch(config, learner.policy.vocab_size, 1))  # creates the state of the optimizer
         answers.sent.clear()
@@ -187,7 +187,7 @@ def full_batch(config: RunConfig, vocabulary: int, micro_batches: int) -> TrainB
 # -------------------------------------------------------------------------------------------------------- the learner
 
 
-def _learner(config: RunConfig, found: SizedModel, mesh: Any, answers: Answers) -> Any:
+def _learner(config: RunConfig, sized: SizedModel, mesh: Any, answers: Answers) -> Any:
     """Build the learner of a rank as ranks.py does, with fake weights."""
     from transformers import AutoModelForCausalLM
 
@@ -204,19 +204,19 @@ def _learner(config: RunConfig, found: SizedModel, mesh: Any, answers: Answers) 
     config = replace(config, learner=replace(config.learner, compile=False))
     alone = config.placement.trainer_ranks == 1
     weights = getattr(torch, dtype) if alone else torch.float32
-    model = AutoModelForCausalLM.from_config(architecture(found), dtype=weights, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(architecture(sized), dtype=weights, attn_implementation="sdpa")
     policy = Policy(model, fp32_head=config.recipe.fp32_head)
     answers.built = True
     if config.lora:
         policy = LoraPolicy(policy, config.lora, 0)
     if not alone:
         shard(policy, mesh, getattr(torch, dtype), expert_ranks=config.placement.expert_ranks)
-    model, settings = policy_spec(config, found.source), learner_settings(config)
+    model, settings = policy_spec(config, sized.source), learner_settings(config)
     spec = LearnerSpec(model, config.recipe, settings, config.hardware, config.placement)
     return single_learner(spec, policy) if alone else sharded_learner(spec, policy)
 
 
-def architecture(found: SizedModel) -> Any:
+def architecture(sized: SizedModel) -> Any:
     """Return a transformers configuration: from the model's config.json, or a Qwen3 or Llama of the same sizes.
 
     Raises:
@@ -226,7 +226,7 @@ def architecture(found: SizedModel) -> Any:
 
     from scalerl.models.loading import ALLOWED, check_config
 
-    sizes, file = found.sizes, Path(found.source)
+    sizes, file = sized.sizes, Path(sized.source)
     if file.name == "config.json":
         with raising(ConfigError, lambda error: f"model.path: {file} is of no known architecture ({error}); {ALLOWED}"):
             config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False)
@@ -234,10 +234,10 @@ def architecture(found: SizedModel) -> Any:
         return config
     if sizes.experts or sizes.expanded_params:
         raise ConfigError(
-            f"--rehearse: needs the config.json of this model, not only sizes from {found.source}; set model.path to a "
+            f"--rehearse: needs the config.json of this model, not only sizes from {sized.source}; set model.path to a "
             "directory with one"
         )
-    kind = Qwen3Config if "Qwen3" in found.source else LlamaConfig
+    kind = Qwen3Config if "Qwen3" in sized.source else LlamaConfig
     return kind(
         vocab_size=int(sizes.head_params) // sizes.width,
         hidden_size=sizes.width,

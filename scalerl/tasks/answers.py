@@ -25,7 +25,7 @@ ANSWER_FORM = "answer_form"
 class Answer(NamedTuple):
     """The answer of a completion.
 
-    Example: Found(text="42", form="box")
+    Example: Answer(text="42", form="box")
     """
 
     text: str

@@ -15,7 +15,7 @@ from doc_pages import json_keys
 from scalerl.cluster.layout import check, lay_out, lines, widest
 from scalerl.cluster.measured import Measured
 from scalerl.cluster.plan import (
-    Given,
+    SpeedInputs,
     best_split,
     evaluation_waits,
     lengths_of,
@@ -148,17 +148,17 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     found = sizes_of(PAPER.model)
     measured = Measured(base_s=0.0, slope_s=0.001, trainer_tokens_per_s=1000.0, drift=((1.0, 1.0),), trained_share=1.0,
                         tokens_mean=0.0, tokens_max=0.0, batch=0, swap_s=0.0, ranks=1)  # fmt: skip
-    given = Given(found, Assumptions(GPUS["H100"]), measured, updates=8)
+    inputs = SpeedInputs(found, Assumptions(GPUS["H100"]), measured, updates=8)
     recipe = replace(PAPER.recipe, prompts_per_step=12, off_policy=PipelineRL(max_lag=2))
     config = replace(PAPER, recipe=recipe, rollouts=Rollouts(slots=192, expected_tokens=5000))
-    outcomes = best_split(config, given, lengths_of(config, None), 16)
+    outcomes = best_split(config, inputs, lengths_of(config, None), 16)
     assert [one.trainer_ranks + one.generators for one in outcomes] == [16] * len(outcomes) and len(outcomes) > 2
     useful = [one.figures.useful_tokens_per_s for one in outcomes]
     assert useful == sorted(useful, reverse=True)
     assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
     with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
-        best_split(too_large, Given(sizes_of(too_large.model), given.assumed), lengths_of(config, None), 8)
+        best_split(too_large, SpeedInputs(sizes_of(too_large.model), inputs.assumed), lengths_of(config, None), 8)
 
 
 class Rated:
@@ -168,7 +168,7 @@ class Rated:
         self.rate, self.staleness, self.slots = rate, staleness, []
         monkeypatch.setattr("scalerl.cluster.plan.simulate", self)
 
-    def __call__(self, config, given, lengths, coarse=False):
+    def __call__(self, config, inputs, lengths, coarse=False):
         ranks, slots = config.placement.trainer_ranks, slots_of(config)
         self.slots.append((ranks, slots))
         figures = SimpleNamespace(
@@ -177,7 +177,7 @@ class Rated:
         return SimpleNamespace(trainer_ranks=ranks, slots=slots, figures=figures)
 
 
-EIGHT = (Given(sizes_of(PAPER.model), Assumptions(GPUS["H100"])), lengths_of(PAPER, None), 8)
+EIGHT = (SpeedInputs(sizes_of(PAPER.model), Assumptions(GPUS["H100"])), lengths_of(PAPER, None), 8)
 
 
 def test_the_search_takes_the_fewest_slots_that_keep_99_percent_of_the_useful_tokens(monkeypatch):
@@ -187,8 +187,8 @@ def test_the_search_takes_the_fewest_slots_that_keep_99_percent_of_the_useful_to
     most = max(slots for ranks, slots in rated.slots if ranks == best.trainer_ranks)
     steps = [most * eighths // 8 for eighths in range(1, 9)]
     assert most > 225 and best.slots == min(slots for slots in steps if slots >= 198)
-    given = replace(PAPER, rollouts=Rollouts(slots=most))
-    assert best_split(given, *EIGHT)[0].slots == most  # those that a user has set
+    inputs = replace(PAPER, rollouts=Rollouts(slots=most))
+    assert best_split(inputs, *EIGHT)[0].slots == most  # those that a user has set
 
 
 def test_of_splits_within_one_percent_the_one_with_the_freshest_tokens_comes_first(monkeypatch):
@@ -206,8 +206,8 @@ def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_sl
     lengths = lengths_of(config, None)
 
     def chosen(config, *micro_batches):
-        given = Given(sizes_of(config.model), Assumptions(GPUS["H100"]))
-        learner = with_layout(config, given, lengths, micro_batches).learner
+        inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
+        learner = with_layout(config, inputs, lengths, micro_batches).learner
         return learner.micro_batch_tokens, learner.gradient_checkpointing
 
     wide = max(16_384, widest(config))
@@ -224,10 +224,10 @@ def test_a_plan_counts_the_time_of_checkpoints():
     config = replace(
         PAPER, checkpoint=replace(PAPER.checkpoint, every=5), evaluation=replace(PAPER.evaluation, every=100)
     )
-    given = EIGHT[0]
+    inputs = EIGHT[0]
     figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = outcome_of(config, given, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
-    assert found.checkpoint_s == pytest.approx(12 * given.found.sizes.params / 2e9)
+    found = outcome_of(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 2e9)
     assert found.checkpoint_s == pytest.approx(48.2, abs=0.1)
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (100 + 48.18 / 5 + 300 / 100), rel=1e-4)
     seconds = config.steps * (100 + found.checkpoint_s / 5) + (1 + config.steps // 100) * 300
@@ -253,42 +253,42 @@ def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
     model = HuggingFaceModel(path="Qwen/Qwen3-0.6B")
     paused = replace(PAPER, model=model, placement=place, evaluation=replace(PAPER.evaluation, every=100))
     beside = replace(paused, evaluation=replace(paused.evaluation, overlap=True))
-    given = Given(sizes_of(model), Assumptions(GPUS["H100"]))
+    inputs = SpeedInputs(sizes_of(model), Assumptions(GPUS["H100"]))
     figures = dataclasses.replace(simulate_run(LAB, Speeds(), np.array([4, 8]), 2), updates_per_h=36.0)
-    before, after = (outcome_of(config, given, figures, eval_s=300.0) for config in (paused, beside))
+    before, after = (outcome_of(config, inputs, figures, eval_s=300.0) for config in (paused, beside))
     assert (before.gpus, after.gpus) == (2, 3)
     assert after.hours == pytest.approx(before.hours - (paused.steps // 100) * 300 / 3600)
     assert after.device_hours == pytest.approx(3 * after.hours)
-    layout = lay_out(beside, given.found)
-    assert layout.evaluates_apart and layout.sharing == 0 and not lay_out(paused, given.found).evaluates_apart
+    layout = lay_out(beside, inputs.model)
+    assert layout.evaluates_apart and layout.sharing == 0 and not lay_out(paused, inputs.model).evaluates_apart
     assert any("evaluator 1 on GPU 2" in line for line in lines(beside, layout))
     shared = replace(beside, placement=Placement(gpus=1))  # all on one GPU: two engines share the trainer's
-    assert lay_out(shared, given.found).sharing == 2 and not lay_out(shared, given.found).evaluates_apart
-    assert outcome_of(shared, given, figures, eval_s=300.0).hours == pytest.approx(before.hours)
+    assert lay_out(shared, inputs.model).sharing == 2 and not lay_out(shared, inputs.model).evaluates_apart
+    assert outcome_of(shared, inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
 
 
 def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
     """The state of 0.75e9 parameters is 9.0 GB: 0.36 s at 25 GB/s to the memory of the host."""
     place = replace(PAPER.placement, trainer_ranks=1, generators=1, gpus=2)
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place)
-    given = Given(sizes_of(config.model), Assumptions(GPUS["H100"]))
+    inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
     figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = outcome_of(config, given, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
-    assert found.checkpoint_s == pytest.approx(12 * given.found.sizes.params / 25e9)
+    found = outcome_of(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 25e9)
 
 
 def test_a_vllm_server_sends_no_more_than_its_api_process_can():
     """A tiny model decodes 1,000 sequences in 2 ms and a little; 20,000 tokens/s are 50 ms for them."""
     small = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"))
-    given = Given(sizes_of(small.model), Assumptions(GPUS["H100"]))
+    inputs = SpeedInputs(sizes_of(small.model), Assumptions(GPUS["H100"]))
 
     def step(engine, running):
         placed = replace(small, placement=replace(small.placement, engine=engine))
-        return speeds_of(placed, given)[0].step_seconds(running, 0.0)
+        return speeds_of(placed, inputs)[0].step_seconds(running, 0.0)
 
     assert step("vllm", 1000) == pytest.approx(0.05) and step("torch", 1000) < 0.01
     assert step("vllm", 1) == step("torch", 1)  # below the limit
-    assert "one vLLM server sends at most 20,000 tokens/s" in given.assumed.line
+    assert "one vLLM server sends at most 20,000 tokens/s" in inputs.assumed.line
 
 
 # ----------------------------------------------------------------------------------------------------------- transfers
@@ -318,7 +318,7 @@ def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(pl
         placement=replace(PAPER.placement, **{"generators": generators, **placement}),
         rollouts=Rollouts(weights=weights),
     )
-    speeds, notes = speeds_of(config, Given(sizes_of(config.model), Assumptions(GPUS["H100"])))
+    speeds, notes = speeds_of(config, SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"])))
     assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
     assert f"assumed: {channel_name(config)} to engines on" in notes[2]
 
@@ -484,15 +484,15 @@ def test_the_split_of_a_thousand_gpus_is_found_in_seconds(capsys):
 def test_a_search_in_growing_steps_finds_the_best_split(monkeypatch):
     tried = []
 
-    def simulate(config, given, lengths, coarse=False):
+    def simulate(config, inputs, lengths, coarse=False):
         tried.append(config.placement.trainer_ranks)
         rate = 1e6 - 1e3 * abs(config.placement.trainer_ranks - 600)
         return SimpleNamespace(trainer_ranks=tried[-1], slots=480,
                                figures=SimpleNamespace(useful_tokens_per_s=rate, staleness_mean=1.0))  # fmt: skip
 
     monkeypatch.setattr("scalerl.cluster.plan.simulate", simulate)
-    given = Given(sizes_of(PAPER.model), Assumptions(GPUS["H100"]))
-    best, *others = best_split(PAPER, given, lengths_of(PAPER, None), 1000)
+    inputs = SpeedInputs(sizes_of(PAPER.model), Assumptions(GPUS["H100"]))
+    best, *others = best_split(PAPER, inputs, lengths_of(PAPER, None), 1000)
     assert abs(best.trainer_ranks - 600) <= 40 and len(set(tried)) <= 10  # strides of 80 GPUs
     rates = [one.figures.useful_tokens_per_s for one in others]
     assert rates == sorted(rates, reverse=True)
