@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_builds import Scripted, Seen
+from rank_builds import learner_spec
 from test_devices import BASE, specs_of
 
 from scalerl.cluster.connect import shared_memory
@@ -84,7 +85,8 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
 
     monkeypatch.setitem(engines.BEGIN, "torch", begin)
     monkeypatch.setattr("scalerl.cluster.ranks._meet", meet)
-    ranks = RayRanks(cluster, config, "", [], resolved.devices["trainer", 0].resources)
+    spec = learner_spec(config, "", ranks=config.placement.trainer_ranks)
+    ranks = RayRanks(cluster, spec, [], resolved.devices["trainer", 0].resources)
     pairs = engines.actor_engines(specs_of(config, resolved.devices, tmp_path), print)
     try:
         seen = [(tmp_path / f"generator {n} of 3").read_text() for n in (1, 2, 3)]
