@@ -35,7 +35,7 @@ from scalerl.training.rollout_rows import (
 )
 from scalerl.training.run import Run
 from scalerl.training.run_info import default_axis
-from scalerl.training.saved import failure
+from scalerl.training.saved import commit, failure
 from scalerl.types import BoolArray, EvalPoint, FloatArray, ScoredGroup
 from scalerl.view.outlook import curve_of, points_by_task
 
@@ -185,6 +185,9 @@ def _awaited(run: Run, evaluator: Evaluator) -> Evaluated:
             run.learner.watch()
             if run.stop_requested():
                 raise Interrupted
+            if run.saves:  # a checkpoint that is complete does not wait for the evaluation
+                run.compute.clock.add(run.compute.generated_s())  # up to here, because `commit` begins to count anew
+                commit(run)
         run.compute.clock.add(run.compute.generated_s())
     run.records.phase("training")
     return result
