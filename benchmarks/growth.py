@@ -199,8 +199,7 @@ def prompts(rows: int, meter: Meter, place: Path) -> None:
     for name in ("", "again_"):
         split = None  # the first ones would count as memory that is free for the second
         with meter.measured(name):
-            per_step = config.recipe.prompts_per_step
-            split = load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer)
+            split = load_prompts(config, tokenizer)
             prompt_inputs(split)
     curriculum = Curriculum(split.training, 0, 0.9)
     for visit in curriculum.draw(len(split.training) // 2):

@@ -60,8 +60,7 @@ def save_prompts(model: Path, to: Path) -> None:
     from scalerl.prompts.dataset import load_prompts
 
     config, tokenizer = config_of(model), load_tokenizer(str(model), "main")
-    per_step = config.recipe.prompts_per_step
-    prompts = load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer).training
+    prompts = load_prompts(config, tokenizer).training
     to.write_text("".join(json.dumps({"prompt": p.text, "answer": p.answer}) + "\n" for p in prompts))
 
 

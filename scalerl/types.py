@@ -41,7 +41,7 @@ class Prompt:
     """Name of its task, which selects the verifier and names the curve."""
     columns: dict[str, Any] = field(default_factory=dict)
     """The row's columns, for verifiers and reward functions; `prompt` is the prompt of the row."""
-    source: str = field(default="", compare=False)
+    where: str = field(default="", compare=False)
     """File and line from which it was read, for messages only."""
     content: str = field(default="", compare=False)
     """Hash of what the prompt asks, without notation; prompts with the same one are all held out or all trained on."""

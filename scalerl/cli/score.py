@@ -71,9 +71,9 @@ def run_score(words: list[str]) -> int:
             verdict = {"passed": score.passed, "score": value} if score.counted else {"passed": None, "score": None}
             print(json.dumps({**verdict, "reason": score.reason}), flush=True)
         elif score.counted:
-            print_lines(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {prompt.source}  {score.reason}")
+            print_lines(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {prompt.where}  {score.reason}")
         else:
-            print_lines(f"none        {prompt.source}  {score.reason}")
+            print_lines(f"none        {prompt.where}  {score.reason}")
     if not arguments.json:
         rates = f" ({passed / judged:.1%}), mean score {total / judged:.3f}" if judged else ""
         missing = f"; {count - judged} have no verdict and are not counted" if judged < count else ""
@@ -102,7 +102,7 @@ def _expected(rows: list[tuple[Prompt, str]], arguments: argparse.Namespace, sco
     for prompt, _ in rows:
         if not isinstance(prompt.columns.get("expected"), bool):
             raise ConfigError(
-                f"{prompt.source}: 'expected' is {short(prompt.columns.get('expected'))}; allowed: true or false in "
+                f"{prompt.where}: 'expected' is {short(prompt.columns.get('expected'))}; allowed: true or false in "
                 "each row, or --against TASK for the verdicts of another verifier"
             )
     return [prompt.columns["expected"] for prompt, _ in rows]
@@ -117,7 +117,7 @@ def _audit(
         kind = str(prompt.columns.get("kind") or prompt.columns.get("fault") or "all")
         formless += score.form == "none"
         passed = score.passed if score.counted and target is not None else None
-        audit.add(bool(target), passed, kind, f"{prompt.source}: {short(text)} for {short(prompt.answer)}")
+        audit.add(bool(target), passed, kind, f"{prompt.where}: {short(text)} for {short(prompt.answer)}")
     if arguments.json:
         print(json.dumps({**audit.to_dict(), "no form": formless}))
         return 0

@@ -150,8 +150,8 @@ def prompts_here(config: RunConfig) -> PromptSplit | None:
     from scalerl.prompts.dataset import load_prompts
 
     tokenizer = load_tokenizer(str(model), "main")
-    stop, per_step = end_tokens(str(model), "main", tokenizer), config.recipe.prompts_per_step
-    return load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer, stop)
+    stop = end_tokens(str(model), "main", tokenizer)
+    return load_prompts(config, tokenizer, stop)
 
 
 def run_resume(words: list[str]) -> int:

@@ -122,9 +122,9 @@ def _block(prompts: Sequence[Prompt]) -> bytes:
     rows = []
     for prompt in prompts:
         if not _is_json(prompt.columns):
-            raise ValueError(f"{prompt.source}: not plain JSON")
+            raise ValueError(f"{prompt.where}: not plain JSON")
         text = None if prompt.text == prompt.columns.get("prompt") else prompt.text
-        rows.append([prompt.id, text, prompt.answer, prompt.columns, prompt.source, prompt.content, prompt.question])
+        rows.append([prompt.id, text, prompt.answer, prompt.columns, prompt.where, prompt.content, prompt.question])
     lengths = np.fromiter((len(prompt.tokens) for prompt in prompts), np.uint32, len(prompts))
     tokens = np.fromiter((token for prompt in prompts for token in prompt.tokens), np.uint32, int(lengths.sum()))
     texts, numbers = json.dumps(rows, ensure_ascii=False).encode(), lengths.tobytes() + tokens.tobytes()

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
+from scalerl.config.recipe import Recipe
 from scalerl.config.run import Evaluation, Scoring
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
@@ -58,21 +59,31 @@ class PromptSplit:
     """Notes for the user about rows that were left out."""
 
 
-def load_prompts(
-    tasks: Sequence[TaskData],
-    evaluation: Evaluation,
-    scoring: Scoring,
-    per_step: int,
-    tokenizer: Any,
-    stop: Sequence[int] = (),
-) -> PromptSplit:
+class PromptSettings(Protocol):
+    """What prompts depend on: parts of the configuration of a run."""
+
+    @property
+    def data(self) -> Sequence[TaskData]:
+        """Tasks."""
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Settings that say how many prompts are held out."""
+
+    @property
+    def scoring(self) -> Scoring:
+        """Settings of the verifiers."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, with the prompts of a step."""
+
+
+def load_prompts(settings: PromptSettings, tokenizer: Any, stop: Sequence[int] = ()) -> PromptSplit:
     """Read, tokenize and split the prompts of a run.
 
     Args:
-        tasks: Tasks of the run.
-        evaluation: Settings of the evaluations, which say how many prompts are held out.
-        scoring: Settings of the verifiers.
-        per_step: Prompts of a training step.
+        settings: The configuration of the run.
         tokenizer: A transformers tokenizer.
         stop: Ids of the tokens that end a completion, for the check of the chat template.
 
@@ -81,7 +92,7 @@ def load_prompts(
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
     with _without_collector():
-        return _load(tasks, evaluation, scoring, per_step, tokenizer, stop)
+        return _load(settings, tokenizer, stop)
 
 
 @contextmanager
@@ -96,19 +107,13 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _load(
-    tasks: Sequence[TaskData],
-    evaluation: Evaluation,
-    scoring: Scoring,
-    per_step: int,
-    tokenizer: Any,
-    stop: Sequence[int],
-) -> PromptSplit:
+def _load(settings: PromptSettings, tokenizer: Any, stop: Sequence[int]) -> PromptSplit:
+    tasks, evaluation, scoring = settings.data, settings.evaluation, settings.scoring
     training, held_out, all_prompts = list[Prompt](), list[Prompt](), list[Prompt]()
     notes, needed = list[str](), dict[str, int]()
     for task in tasks:
         share, of_task = shares(tasks)[task.curve], f"{task.curve}: " if len(tasks) > 1 else ""
-        needed[task.curve] = math.ceil(share * per_step)
+        needed[task.curve] = math.ceil(share * settings.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
         pool, new_notes = task_prompts(task, tokenizer, evaluation.held_out_of(task), scoring, stop)
         notes += [note for note in new_notes if note not in notes]
@@ -445,7 +450,7 @@ def _within_limit(prompts: Sequence[Prompt], task: TextTask) -> list[Prompt]:
     if len(short_prompts) < len(prompts) and (task.long_prompts == "error" or not short_prompts):
         cut = LETTERS * limit  # beyond it the rest may not have been encoded
         counts = {
-            prompt.source: f"{len(prompt.text):,} characters, more than {len(prompt.tokens) - 1:,} tokens"
+            prompt.where: f"{len(prompt.text):,} characters, more than {len(prompt.tokens) - 1:,} tokens"
             if len(prompt.text) > cut
             else f"{len(prompt.tokens)} tokens"
             for prompt in prompts

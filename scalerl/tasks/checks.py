@@ -41,7 +41,7 @@ def check_tests(prompts: Sequence[Prompt]) -> None:
         try:
             read_tests(prompt.columns)
         except BadTests as error:
-            problems.append(f"{prompt.source}: {error}")
+            problems.append(f"{prompt.where}: {error}")
     if problems:
         raise ConfigError("\n".join([*problems[:NAMED], *_more(len(problems))]))
 
@@ -64,7 +64,7 @@ def reference_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequen
     for task in tasks:
         if getattr(task, "reward", None) is not None or task.verifier not in REFERENCES:
             continue
-        task_prompts = [prompt for prompt in prompts if prompt.task == task.curve and prompt.source]
+        task_prompts = [prompt for prompt in prompts if prompt.task == task.curve and prompt.where]
         answers = [(p, text) for p in task_prompts if (text := REFERENCES[task.verifier](p)) is not None]
         checked = answers
         if len(answers) > CHECKED:
@@ -94,7 +94,7 @@ def _more(count: int) -> list[str]:
 def _failing(scoring: Scoring, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
     workers = scoring.workers or os.cpu_count() or 1  # nothing else runs yet
     judged = judge_all(verifier_scorer(task.verifier, config_replace(scoring, workers=workers)), answers)
-    return [f"{prompt.source} ({score.reason})" for prompt, score in judged if not score.passed]
+    return [f"{prompt.where} ({score.reason})" for prompt, score in judged if not score.passed]
 
 
 def _math(prompt: Prompt) -> str | None:
@@ -147,7 +147,7 @@ def sandbox_line(settings: Sandbox, prompts: Sequence[Prompt]) -> str:
     users: dict[str, list[str]] = {}
     for prompt in prompts:
         for name in imports_of(read_tests(prompt.columns)):
-            users.setdefault(name, []).append(prompt.source)
+            users.setdefault(name, []).append(prompt.where)
     rows = {
         name: f"{places[0]}: {name} is imported in the tests of {len(places)} rows" for name, places in users.items()
     }
@@ -263,6 +263,6 @@ def check_reward(
     finally:
         scorer.close()
     raise ConfigError(
-        f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.source or 'the first prompt'}, "
+        f"data.reward: on {len(MADE_UP)} made-up completions of {prompt.where or 'the first prompt'}, "
         f"{problems[0]}; columns of the rows: {', '.join(sorted({*prompt.columns} - {'prompt'})) or 'none'}"
     )

@@ -58,7 +58,7 @@ def _row_bytes(prompt: Prompt) -> bytes:
         return exact_bytes((prompt.id, sorted(prompt.columns.items(), key=itemgetter(0))))
     except RecursionError:
         raise ConfigError(
-            f"{prompt.source}: the row is nested too deeply, or contains itself; allowed: plain values"
+            f"{prompt.where}: the row is nested too deeply, or contains itself; allowed: plain values"
         ) from None
 
 
@@ -92,7 +92,7 @@ def check_prompts(
         if (other := current["tokens"] != tokens).any():
             first = of_task[int(other.argmax())]
             raise ConfigError(
-                f"{first.source}: the prompt has other tokens than before, as have {other.sum() - 1} other prompts, "
+                f"{first.where}: the prompt has other tokens than before, as have {other.sum() - 1} other prompts, "
                 f"and the rows have not changed. So the model's tokenizer or its chat template has; the prompt is now "
                 f"{short(first.text, 300)}. {_advice('the tokenizer', run)}"
             )
@@ -103,8 +103,8 @@ def _changed_rows(prompts: Sequence[Prompt], new: npt.NDArray[np.bool_], missing
     changed = f"{new.sum()} of {len(new)} rows are new or changed"
     counts = f"{changed}, and {missing.sum()} of the {len(missing)} before are missing"
     if new.any():
-        return f"{prompts[int(new.argmax())].source}: this row is not one of those with which the run began ({counts})"
-    source = prompts[0].source.rpartition(" ")[0]
+        return f"{prompts[int(new.argmax())].where}: this row is not one of those with which the run began ({counts})"
+    source = prompts[0].where.rpartition(" ")[0]
     return f"{source}: row {int(missing.argmax()) + 1} of those with which the run began is missing ({counts})"
 
 

@@ -163,8 +163,7 @@ def _assemble(
         config = directory.config = dated(config, tokenizer, display.note)
     named = isinstance(config.model, HuggingFaceModel)
     stop = end_tokens(model.path, model.revision, tokenizer) if named else ()
-    per_step = config.recipe.prompts_per_step
-    prompts = load_prompts(config.data, config.evaluation, config.scoring, per_step, tokenizer, stop)
+    prompts = load_prompts(config, tokenizer, stop)
     inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
     if state:
         check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)

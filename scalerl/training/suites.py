@@ -150,8 +150,7 @@ class SuiteEvaluator:
     def held_out_of_run(self, most: int | None) -> list[list[Prompt]]:
         """Return the held-out prompts of each task of the configured run."""
         config = self.config
-        per_step = config.recipe.prompts_per_step
-        split = load_prompts(config.data, config.evaluation, config.scoring, per_step, self.tokenizer, self._stop)
+        split = load_prompts(config, self.tokenizer, self._stop)
         return [self._first([p for p in split.held_out if p.task == task], split.notes, most) for task in config.tasks]
 
     def _first(self, prompts: list[Prompt], notes: Sequence[str], most: int | None) -> list[Prompt]:

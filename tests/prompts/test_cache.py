@@ -219,7 +219,7 @@ def test_a_directory_of_shards_is_kept_until_one_changes(cache, tmp_path, tokeni
     assert len(tokenized) == 1 and everything(first[0]) == everything(second[0])
     (shards / "0.jsonl").rename(shards / "9.jsonl")
     third = load(shards, tokenizer)
-    assert len(tokenized) == 2 and third[0][0].source == f"{shards}/1.jsonl line 1"
+    assert len(tokenized) == 2 and third[0][0].where == f"{shards}/1.jsonl line 1"
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(cache, file, tokenizer, monkeypatch):

@@ -169,7 +169,7 @@ def test_prompts_that_ask_the_same_are_all_held_out_or_all_trained_on(tmp_path, 
     values = {name: sorted(float(p.answer) for p in getattr(split, name)) for name in ("training", "held_out")}
     by_question = {(row["prompt"], row["answer"]) for row in QUESTIONS}
     assert len(by_question) == 100 and len(split.training) == 160 and len(split.held_out) == 40
-    lines = {name: {(int(p.source.split()[-1]) - 1) % 100 for p in getattr(split, name)} for name in values}
+    lines = {name: {(int(p.where.split()[-1]) - 1) % 100 for p in getattr(split, name)} for name in values}
     assert len(lines["held_out"]) == 20 and lines["held_out"].isdisjoint(lines["training"])
     assert split.notes == (
         "100 of 200 prompts repeat another one with another answer or notation; those with the same text are all held "

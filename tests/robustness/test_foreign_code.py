@@ -21,7 +21,7 @@ from scalerl.tasks import custom
 from scalerl.tasks.checks import check_reward
 from scalerl.types import Prompt
 
-ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, source="prompts.jsonl, line 1")
+ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, where="prompts.jsonl, line 1")
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ MODULE = """
 
     def none(prompts, completions): return [None, 1.0]
 """
-ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, source="prompts.jsonl, line 1")
+ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, where="prompts.jsonl, line 1")
 
 
 @pytest.fixture(autouse=True)
