@@ -194,11 +194,11 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
 def rows_of(groups: Sequence[ScoredGroup]) -> Iterator[tuple[int, int, Rollout]]:
     """Yield the sequences of a batch in the order of rows, with the indices of prompt and rollout."""
     for p, group in enumerate(groups):
-        own = group.group.rollouts
-        rows = [(p * len(own) + number, one) for number, whole in enumerate(own) for one in whole.sequences]
-        if any(one.prompt is not None for _, one in rows):
+        numbered = enumerate(group.group.rollouts, p * len(group.group.rollouts))
+        rows = [(number, sequence) for number, rollout in numbered for sequence in rollout.sequences]
+        if any(sequence.prompt is not None for _, sequence in rows):
             rows = _by_prompt(rows)
-        yield from ((p, number, one) for number, one in rows)
+        yield from ((p, number, sequence) for number, sequence in rows)
 
 
 def _by_prompt(rows: Sequence[tuple[int, Rollout]]) -> list[tuple[int, Rollout]]:

@@ -131,8 +131,8 @@ def policy_spec(config: RunConfig, path: str) -> PolicySpec:
 class Generation:
     """Sizes and seed of the generators, and when they use new weights.
 
-    Example (the lab): Generation(slots=256, expected_tokens=28, schedule="deterministic", lag_ticks=21,
-                                  lag_follows=False, ahead=1, evaluated_sequences=1024, seed=0)
+    Example (the lab): Generation(slots=256, expected_tokens=28, schedule="deterministic", lag_ticks=42,
+                                  lag_follows=True, ahead=1, evaluated_sequences=1024, seed=0)
     """
 
     slots: int

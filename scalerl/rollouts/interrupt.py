@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.config.recipe import Interruption, LengthControl
+from scalerl.core.rng import uniforms
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -107,6 +108,11 @@ def interrupt_point(rule: LengthRule, uniform: float) -> int:
         return NEVER
     low, high = rule.thinking
     return low + int(uniform * (high - low + 1))
+
+
+def drawn_interrupt(rule: LengthRule, key: int) -> int:
+    """Return the thinking limit of a rollout, drawn from its random stream."""
+    return interrupt_point(rule, float(uniforms(np.asarray([key], np.uint64), INTERRUPT_DRAW)[0]))
 
 
 def forced_tokens(rule: LengthRule, count_B: Ints, closed_at_B: Ints, interrupt_at_B: Ints) -> Ints:

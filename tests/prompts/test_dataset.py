@@ -4,7 +4,6 @@ import json
 import threading
 
 import pytest
-from prompt_splits import prompts_of
 from texts import Tokenizer
 
 from scalerl.config import PRESETS, read_config
@@ -12,7 +11,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import PromptFile
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.dataset import _until, question_of, task_prompts
+from scalerl.prompts.dataset import _until, load_prompts, question_of, task_prompts
 from scalerl.prompts.layouts import Row
 from scalerl.training.warm_start import make_tokenizer
 
@@ -35,7 +34,7 @@ def write(path, lines):
 
 
 def test_rows_become_prompts_with_their_columns(tmp_path, tokenizer):
-    split = prompts_of(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
+    split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
     by_text = {p.text: p for p in (*split.training, *split.held_out)}
     assert len(by_text) == 36 and len(split.held_out) == 8
     prompt = by_text["3+4="]
@@ -68,31 +67,31 @@ def test_a_fifth_of_a_file_and_at_most_200_prompts_are_held_out_unless_a_number_
 ):
     lines = [{"prompt": f"{i % 100}+{i // 100}=", "answer": str(i)} for i in range(rows)]
     words = ["--model", "unused", "--data", str(write(tmp_path / "p.jsonl", lines))]
-    split = prompts_of(read_config(None, words), tokenizer)
+    split = load_prompts(read_config(None, words), tokenizer)
     assert (len(split.training), len(split.held_out)) == (rows - held_out, held_out)
     assert split.notes == (f"held out {held_out} of {rows} prompts; --evaluation.prompts N sets another number",)
-    given = prompts_of(read_config(None, [*words, "--evaluation.prompts", "150"]), tokenizer)
+    given = load_prompts(read_config(None, [*words, "--evaluation.prompts", "150"]), tokenizer)
     assert (len(given.held_out), given.notes) == (150, ())
     with pytest.raises(ConfigError, match=r"got 1000 of 300.*at most 252.*or auto|got 2000 of 2000"):
         paper = [*words, "--preset", "scalerl", "--evaluation.prompts", str(max(rows, 1000))]
-        prompts_of(read_config(None, paper), tokenizer)
+        load_prompts(read_config(None, paper), tokenizer)
 
 
 def test_the_held_out_prompts_do_not_depend_on_the_file_order(tmp_path, tokenizer):
-    forward = prompts_of(config(write(tmp_path / "a.jsonl", ROWS)), tokenizer)
-    backward = prompts_of(config(write(tmp_path / "b.jsonl", ROWS[::-1])), tokenizer)
+    forward = load_prompts(config(write(tmp_path / "a.jsonl", ROWS)), tokenizer)
+    backward = load_prompts(config(write(tmp_path / "b.jsonl", ROWS[::-1])), tokenizer)
     assert [p.id for p in forward.held_out] == [p.id for p in backward.held_out]
     assert not {p.id for p in forward.held_out} & {p.id for p in forward.training}
 
 
 def test_duplicates_are_dropped_with_a_note(tmp_path, tokenizer):
-    split = prompts_of(config(write(tmp_path / "p.jsonl", ROWS + ROWS[:5])), tokenizer)
+    split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS + ROWS[:5])), tokenizer)
     assert len(split.training) + len(split.held_out) == 36
     assert "dropped 5 duplicate rows" in split.notes[0]
 
 
 def test_a_system_prompt_goes_before_a_plain_prompt(tmp_path, tokenizer):
-    split = prompts_of(config(write(tmp_path / "p.jsonl", ROWS), "--data.system_prompt", "1+1="), tokenizer)
+    split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS), "--data.system_prompt", "1+1="), tokenizer)
     assert split.training[0].text.startswith("1+1=\n\n")
 
 
@@ -100,11 +99,11 @@ def test_the_chat_template_is_applied_to_text_and_messages_and_can_be_disabled(t
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}{% endfor %}<think>"
     chat = [{"prompt": [{"role": "user", "content": "1+2="}], "answer": "3"}]
     path = write(tmp_path / "p.jsonl", ROWS + chat)
-    texts = {p.text for p in prompts_of(config(path), tokenizer).training}
+    texts = {p.text for p in load_prompts(config(path), tokenizer).training}
     assert "<u>3+4=<think>" in texts or "<u>3+5=<think>" in texts
-    with_system = prompts_of(config(path, "--data.system_prompt", "x"), tokenizer).training
+    with_system = load_prompts(config(path, "--data.system_prompt", "x"), tokenizer).training
     assert all(p.text.startswith("<s>x<u>") for p in with_system)
-    never = prompts_of(config(path, "--data.chat_template", "never"), tokenizer).training
+    never = load_prompts(config(path, "--data.chat_template", "never"), tokenizer).training
     assert not any("<u>" in p.text for p in never)
 
 
@@ -113,7 +112,7 @@ def test_the_question_of_a_prompt_is_the_last_message_of_the_user_without_templa
     user, assistant = ({"role": role, "content": text} for role, text in (("user", "1+2="), ("assistant", "3")))
     chats = [[user], [{"role": "system", "content": "9"}, {**user, "content": "4+4="}, assistant, user]]
     rows = [{"prompt": chat, "answer": "3", "n": n} for n, chat in enumerate(chats)]
-    made = prompts_of(config(write(tmp_path / "p.jsonl", ROWS + rows)), tokenizer).all_prompts
+    made = load_prompts(config(write(tmp_path / "p.jsonl", ROWS + rows)), tokenizer).all_prompts
     assert {prompt.question for prompt in made if prompt.answer == "3" and "1+2=" in prompt.text} == {"1+2="}
     assert all(prompt.question in prompt.text and "<" not in prompt.question for prompt in made)
     assert question_of("x" * 5000) == "x" * 300 and question_of([{"role": "system", "content": " y "}]) == "y"
@@ -122,8 +121,8 @@ def test_the_question_of_a_prompt_is_the_last_message_of_the_user_without_templa
 def test_prompts_over_the_limit_are_refused_or_left_out(tmp_path, tokenizer):
     path = write(tmp_path / "p.jsonl", [*ROWS, {"prompt": "1+1+1+1+1+1=", "answer": "6"}])
     with pytest.raises(ConfigError, match="line 37"):
-        prompts_of(config(path, "--data.max_prompt_tokens", "6"), tokenizer)
-    split = prompts_of(config(path, "--data.max_prompt_tokens", "6", "--data.long_prompts", "drop"), tokenizer)
+        load_prompts(config(path, "--data.max_prompt_tokens", "6"), tokenizer)
+    split = load_prompts(config(path, "--data.max_prompt_tokens", "6", "--data.long_prompts", "drop"), tokenizer)
     assert max(len(prompt.tokens) for prompt in split.all_prompts) == 4 and split.notes == (
         "left out 1 prompts over 6 tokens",
     )
@@ -131,12 +130,12 @@ def test_prompts_over_the_limit_are_refused_or_left_out(tmp_path, tokenizer):
 
 def test_the_lab_generates_the_training_pool_and_the_held_out_set(tokenizer):
     lab = PRESETS["lab"]
-    split = prompts_of(lab, tokenizer)
+    split = load_prompts(lab, tokenizer)
     assert len(split.training) == lab.data[0].prompts and len(split.held_out) == lab.evaluation.prompts
     assert len({p.id for p in (*split.training, *split.held_out)}) == lab.data[0].prompts + lab.evaluation.prompts
     small = replace(lab, data=(replace(lab.data[0], operations=(1, 1), prompts=4000),))
     with pytest.raises(ConfigError, match="300 distinct"):
-        prompts_of(small, tokenizer)
+        load_prompts(small, tokenizer)
 
 
 QUESTIONS = [{"prompt": f"What is {i} + {j}?", "answer": str(i + j)} for i in range(10) for j in range(10)]
@@ -165,7 +164,7 @@ NOTATIONS = {
 def test_prompts_that_ask_the_same_are_all_held_out_or_all_trained_on(tmp_path, notation):
     again = [{**NOTATIONS[notation](row), "answer": row["answer"] + ".0"} for row in QUESTIONS]
     path = write(tmp_path / "p.jsonl", QUESTIONS + again)
-    split = prompts_of(config(path, "--evaluation.prompts", "41"), Tokenizer())
+    split = load_prompts(config(path, "--evaluation.prompts", "41"), Tokenizer())
     values = {name: sorted(float(p.answer) for p in getattr(split, name)) for name in ("training", "held_out")}
     by_question = {(row["prompt"], row["answer"]) for row in QUESTIONS}
     assert len(by_question) == 100 and len(split.training) == 160 and len(split.held_out) == 40
@@ -182,16 +181,16 @@ def test_different_questions_do_not_count_as_the_same(tmp_path):
     texts = ["1 23", "12 3", "1.23", "-1 23", "f(1) 23", "x_1 23", "1/23", "a b", "ab"]
     texts += [[{"role": "system", "content": name}, {"role": "user", "content": "Begin."}] for name in ("Ann", "Bob")]
     path = write(tmp_path / "p.jsonl", [{"prompt": text, "answer": "1"} for text in texts])
-    split = prompts_of(config(path, "--evaluation.prompts", "1"), Tokenizer())
+    split = load_prompts(config(path, "--evaluation.prompts", "1"), Tokenizer())
     assert len({prompt.content for prompt in split.all_prompts}) == len(texts) and not split.notes
 
 
 def test_one_question_with_many_answers_leaves_nothing_to_hold_out_or_to_train_on(tmp_path):
     path = write(tmp_path / "p.jsonl", [{"prompt": "Guess.", "answer": str(i)} for i in range(20)])
     with pytest.raises(ConfigError, match=r"which leaves 0 for training, because the prompts have 1 different texts"):
-        prompts_of(config(path), Tokenizer())
+        load_prompts(config(path), Tokenizer())
     rare = [{"prompt": "Guess again.", "answer": str(i)} for i in range(12)]
-    split = prompts_of(config(write(path, [*map(json.loads, path.read_text().splitlines()), *rare])), Tokenizer())
+    split = load_prompts(config(write(path, [*map(json.loads, path.read_text().splitlines()), *rare])), Tokenizer())
     assert {prompt.text for prompt in split.held_out} == {"Guess again."} and len(split.training) == 20
 
 
@@ -200,13 +199,13 @@ def test_training_leaves_out_what_a_separate_held_out_file_asks_in_another_notat
     suite = [{**NOTATIONS["messages after an instruction"](row), "answer": "?"} for row in QUESTIONS[:30]]
     write(tmp_path / "suite.jsonl", suite)
     words = ["--suites", f'["{tmp_path}/suite.jsonl"]', "--data.system_prompt", "Think."]
-    split = prompts_of(config(asked, *words), Tokenizer())
+    split = load_prompts(config(asked, *words), Tokenizer())
     assert not {prompt.content for prompt in split.training} & {prompt.content for prompt in split.held_out}
     left = len(QUESTIONS) - len({prompt.content for prompt in split.held_out})
     assert len(split.training) == left and "training prompts that another task holds out" in split.notes[-1]
     write(tmp_path / "suite.jsonl", [{**row, "answer": "?"} for row in QUESTIONS])
     with pytest.raises(ConfigError, match=r"92 of 92 training prompts have the text of a prompt that a task or suite"):
-        prompts_of(config(asked, *words), Tokenizer())
+        load_prompts(config(asked, *words), Tokenizer())
 
 
 def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp_path, monkeypatch):
@@ -214,7 +213,7 @@ def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp
     film = {"film": threading.Lock(), "day": datetime.date(2025, 1, 2)}
     rows = [Row(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
     monkeypatch.setattr("scalerl.prompts.dataset.read_rows", lambda task: iter(rows))
-    split = prompts_of(config(path), Tokenizer())
+    split = load_prompts(config(path), Tokenizer())
     assert {tuple(prompt.columns) for prompt in split.all_prompts} == {("day", "prompt")}
     assert split.notes == (
         "left out the column 'film': here 1: 'film' cannot be sent to other processes (cannot pickle '_thread.lock' "
@@ -264,5 +263,5 @@ def test_an_error_or_a_stop_while_prompts_are_read_leaves_the_collector_on(tmp_p
 
     monkeypatch.setattr("scalerl.prompts.dataset._tokenize", stopped)
     with pytest.raises(KeyboardInterrupt):
-        prompts_of(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
+        load_prompts(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
     assert gc.isenabled()

@@ -5,7 +5,6 @@ import json
 import pytest
 import tiny_tokenizers
 from json_rows import write_rows
-from prompt_splits import prompts_of
 
 from scalerl.cli import main
 from scalerl.cli.eval import eval_config, eval_parser
@@ -14,7 +13,7 @@ from scalerl.config.base import replace
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.models.loading import end_tokens
-from scalerl.prompts.dataset import task_prompts, with_system
+from scalerl.prompts.dataset import load_prompts, task_prompts, with_system
 from scalerl.rollouts.turns import continued
 from scalerl.tasks.turns import Reply
 from scalerl.training.warm_start import make_tokenizer
@@ -115,14 +114,14 @@ def test_a_saved_data_set_and_shards_are_read(tmp_path):
     write_rows(shards / "train-1.jsonl", [{"prompt": "3+3", "answer": "6"}])
     for path in (tmp_path / "saved", saved, shards):
         words = ["--model", "m", "--data", str(path), "--evaluation.prompts", "1", "--recipe.prompts_per_step", "1"]
-        split = prompts_of(read_config(None, [*words, "--task", "math"]), make_tokenizer())
+        split = load_prompts(read_config(None, [*words, "--task", "math"]), make_tokenizer())
         assert sorted(p.answer for p in split.all_prompts) == ["2", "4", "6"]
     with pytest.raises(ConfigError, match=r"data.split: got 'test'; allowed"):
         config = read_config(None, ["--model", "m", "--data", str(tmp_path / "saved"), "--data.split", "test"])
-        prompts_of(config, make_tokenizer())
+        load_prompts(config, make_tokenizer())
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="is a directory without rows"):
-        prompts_of(read_config(None, ["--model", "m", "--data", str(tmp_path / "empty")]), make_tokenizer())
+        load_prompts(read_config(None, ["--model", "m", "--data", str(tmp_path / "empty")]), make_tokenizer())
 
 
 ENDED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}END\n{% endfor %}" + (

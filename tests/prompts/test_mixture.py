@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prompt_splits import prompts_of
 
 from scalerl.config import PRESETS
 from scalerl.config.base import replace
@@ -11,6 +10,7 @@ from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.core.errors import ConfigError
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.prompts.curriculum import Curriculum, Mixture, make_curriculum
+from scalerl.prompts.dataset import load_prompts
 from scalerl.training.warm_start import make_tokenizer
 from scalerl.types import Prompt
 
@@ -96,7 +96,7 @@ def lab(*tasks):
 
 def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
     config = lab(ArithmeticTask(prompts=100), ProgramsTask(prompts=50))
-    split = prompts_of(config, make_tokenizer())
+    split = load_prompts(config, make_tokenizer())
     names = [prompt.task for prompt in split.held_out]
     assert names.count("arithmetic") == names.count("programs") == config.evaluation.prompts
     assert abs(names[:512].count("programs") - 256) < 60  # five standard errors: both processes evaluate both tasks
@@ -104,7 +104,7 @@ def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
     assert (training.count("arithmetic"), training.count("programs")) == (100, 50)
     assert not {p.id for p in split.training} & {p.id for p in split.held_out}
     assert {tasks(make_curriculum(config.data, split.training, 0, 0.9).draw(16)).count("programs")} == {8}
-    alone = prompts_of(lab(config.data[1]), make_tokenizer())
+    alone = load_prompts(lab(config.data[1]), make_tokenizer())
     for part in ("held_out", "training"):
         assert getattr(alone, part) == tuple(p for p in getattr(split, part) if p.task == "programs")
 
@@ -112,13 +112,13 @@ def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
 def test_one_task_has_the_plain_curriculum():
     for data in (ArithmeticTask(prompts=100), ProgramsTask(prompts=100)):
         config = lab(data)
-        training = prompts_of(config, make_tokenizer()).training
+        training = load_prompts(config, make_tokenizer()).training
         assert isinstance(make_curriculum(config.data, training, 0, 0.9), Curriculum)
 
 
 def test_every_task_needs_the_prompts_of_its_share():
-    prompts_of(lab(ArithmeticTask(share=3.0), ProgramsTask(prompts=4)), make_tokenizer())
+    load_prompts(lab(ArithmeticTask(share=3.0), ProgramsTask(prompts=4)), make_tokenizer())
     few, many = ProgramsTask(prompts=4), ProgramsTask(points=3, prompts=1000)
     for programs, message in ((few, "leaves 4"), (many, "800 dist")):
         with pytest.raises(ConfigError, match=message):
-            prompts_of(lab(ArithmeticTask(), programs), make_tokenizer())
+            load_prompts(lab(ArithmeticTask(), programs), make_tokenizer())

@@ -2,11 +2,11 @@
 
 import pytest
 from json_rows import write_rows
-from prompt_splits import prompts_of
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.curriculum import make_curriculum
+from scalerl.prompts.dataset import load_prompts
 from scalerl.training.warm_start import make_tokenizer
 
 TWO = """
@@ -38,7 +38,7 @@ def read(tmp_path, text, *words):
 
 def test_a_task_with_share_0_is_evaluated_and_never_drawn(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.share", "0")
-    split = prompts_of(config, make_tokenizer())
+    split = load_prompts(config, make_tokenizer())
     visits = make_curriculum(config.data, split.training, 0, 0.9).draw(50)
     assert {visit.prompt.task for visit in visits} == {"arithmetic"}
     assert sum(p.task == "programs" for p in split.held_out) == 5
@@ -59,7 +59,7 @@ def test_a_held_out_prompt_is_not_trained_by_any_task(tmp_path):
         '[model]\nkind = "hf"\npath = "m"\n[recipe]\nprompts_per_step = 4\n'
         f'{table}name = "a"\nheld_out = 8\n{table}name = "b"\nheld_out = 20\n'
     )
-    split = prompts_of(read(tmp_path, text), make_tokenizer())
+    split = load_prompts(read(tmp_path, text), make_tokenizer())
     held = {p.id for p in split.held_out}
     # both hold out the first by hash: a's 8 are among b's 20, so b's 20 leave both pools of training prompts
     assert len(held) == 20 and held.isdisjoint(p.id for p in split.training)

@@ -5,11 +5,11 @@ import datetime
 import pytest
 import transformers.utils.chat_template_utils as transformers_templates
 from json_rows import write_rows
-from prompt_splits import prompts_of
 
 from scalerl.config import parse_config, read_config, to_toml
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import continuation, render
+from scalerl.prompts.dataset import load_prompts
 from scalerl.training import resolve
 from scalerl.training.warm_start import make_tokenizer
 
@@ -74,11 +74,11 @@ def test_a_run_records_the_date_of_its_start_and_a_later_one_with_its_file_has_t
     assert started.data[0].template_date == "2025-03-04" and len(notes) == 1 and "2025-03-04" in notes[0]
     again = parse_config(to_toml(started), "config.toml")
     assert again == started == resolve.dated(again, tokenizer, notes.append)
-    prompts = prompts_of(again, tokenizer).training
+    prompts = load_prompts(again, tokenizer).training
     assert all(prompt.text.startswith("04+") for prompt in prompts)
     given = config(tmp_path, "--data.template_date", "2020-12-31")
     assert resolve.dated(given, tokenizer, notes.append) == given and len(notes) == 1
-    assert prompts_of(given, tokenizer).training[0].text.startswith("31+")
+    assert load_prompts(given, tokenizer).training[0].text.startswith("31+")
 
 
 def test_a_template_without_a_date_records_none(tmp_path):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from doc_pages import ROOT, blocks
-from prompt_splits import prompts_of
 from test_torch_engine import weights_of
 from tiny_models import tiny_model
 
@@ -24,6 +23,7 @@ from scalerl.core.plugins import PluginError
 from scalerl.models.policy import Policy
 from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
+from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
@@ -531,7 +531,7 @@ def test_a_column_turns_of_a_file_is_no_environment(tmp_path):
     rows = [{"prompt": f"{n} + 1", "answer": str(n + 1), "turns": [1, 2]} for n in range(80)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "{tmp_path}/rows.jsonl"\n'
-    split = prompts_of(parse_config(table + "[evaluation]\nprompts = 4\n", "here"), Numbers())
+    split = load_prompts(parse_config(table + "[evaluation]\nprompts = 4\n", "here"), Numbers())
     assert split.training[0].columns["turns"] == [1, 2]
     assert with_replies(split.training, 8) == (3, False)
     assert Request.of((0, 0), split.training[0], 7).source is None

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from prompt_splits import prompts_of
 
 from scalerl.config import read_config, to_toml
 from scalerl.core.errors import ConfigError
+from scalerl.prompts.dataset import load_prompts
 from scalerl.tasks.gym import final_answer, verify
 from scalerl.training.warm_start import make_tokenizer
 from scalerl.types import Prompt
@@ -90,7 +90,7 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
     )
     (tmp_path / "again.toml").write_text(to_toml(mixed))
     assert read_config(tmp_path / "again.toml", []) == mixed and mixed.tasks == ["chain_sum", "other", "gcd"]
-    split = prompts_of(mixed, make_tokenizer())
+    split = load_prompts(mixed, make_tokenizer())
     counts = {task: sum(p.task == task for p in split.held_out) for task in mixed.tasks}
     assert counts == {"chain_sum": 10, "other": 10, "gcd": 5}
     held_out = {p.text for p in split.held_out}
@@ -124,4 +124,4 @@ def test_entries_are_the_same_in_every_process(dataset):
 )
 def test_an_unknown_name_or_parameter_suggests_similar_ones(tmp_path, table, message):
     with pytest.raises(ConfigError, match=message):
-        prompts_of(config(tmp_path, table), make_tokenizer())
+        load_prompts(config(tmp_path, table), make_tokenizer())

@@ -4,17 +4,17 @@ import json
 
 import pytest
 from json_rows import write_rows
-from prompt_splits import prompts_of
 from texts import Tokenizer
 
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
+from scalerl.prompts.dataset import load_prompts
 from scalerl.tasks.checks import reference_notes
 from scalerl.tasks.sandbox.detect import offer
 
 
 def loaded(config):
-    split = prompts_of(config, Tokenizer())
+    split = load_prompts(config, Tokenizer())
     return (*split.training, *split.held_out)
 
 

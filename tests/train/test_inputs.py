@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import runs
-from prompt_splits import prompts_of
 from safetensors.torch import load_file, save_file
 from texts import Tokenizer
 
@@ -17,7 +16,7 @@ from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import load_policy
 from scalerl.placement.choices import policy_spec
-from scalerl.prompts.dataset import PromptSplit
+from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": {"a": a}} for a in range(4) for b in range(5)]
@@ -25,7 +24,7 @@ ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": {"a": a}} for a i
 
 def split_of(path, tokenizer, *words):
     sizes = ["--recipe.prompts_per_step", "4", "--evaluation.prompts", "5", *words]
-    return prompts_of(read_config(None, ["--model", "m", "--data", str(path), *sizes]), tokenizer)
+    return load_prompts(read_config(None, ["--model", "m", "--data", str(path), *sizes]), tokenizer)
 
 
 def write(path, rows, **options):
@@ -149,7 +148,7 @@ ADAPTERS = ("norms", "one weight")
 def inputs_of(model, *words):
     config = read_config(None, ["--model", str(model), "--preset", "lab", *words])
     policy, tokenizer = load_policy(str(model)), load_tokenizer(str(model))
-    return model_inputs(policy_spec(config, str(model)), policy, tokenizer, prompts_of(config, tokenizer))
+    return model_inputs(policy_spec(config, str(model)), policy, tokenizer, load_prompts(config, tokenizer))
 
 
 @pytest.mark.parametrize("change", CHANGES)

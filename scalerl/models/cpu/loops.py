@@ -242,14 +242,14 @@ def _load() -> Any:
         raise _NoCompiler
     version = _run(compiler, "--version")
     key = hashlib.sha256("\0".join([SOURCE.read_text(), version, *FLAGS, cpu()]).encode()).hexdigest()[:16]
-    made = cache_root() / "kernels" / f"{key}.so"
-    if not _is_whole(made):
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(made) as temporary:
+    binary = cache_root() / "kernels" / f"{key}.so"
+    if not _is_whole(binary):
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(binary) as temporary:
             _run(compiler, *FLAGS, "-o", str(temporary), str(SOURCE), "-lm")
             content = temporary.read_bytes()
             temporary.write_bytes(content + hashlib.sha256(content).digest())  # bytes after the end are ignored
-    library = ctypes.CDLL(str(made))
+    library = ctypes.CDLL(str(binary))
     for name, types in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None

@@ -13,12 +13,11 @@ import numpy as np
 from scalerl.core.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request, RoutingShape, joined
 from scalerl.rollouts.interrupt import (
-    INTERRUPT_DRAW,
     NEVER,
     Ints,
     LengthRule,
+    drawn_interrupt,
     forced_tokens,
-    interrupt_point,
     take_tokens,
 )
 from scalerl.types import Rollout
@@ -56,11 +55,10 @@ class SlotTable:
         """Put a request into a free slot."""
         assert self.requests[slot] is None, slot
         self.requests[slot], self.nuclei[slot] = request, []
-        key = np.asarray([request.key], dtype=np.uint64)
-        uniform = float(uniforms(key, INTERRUPT_DRAW)[0])
         values = {
             "tokens": -1, "sampled": False, "busy": True, "count": 0, "prompt_length": len(request.prompt),
-            "closed_at": NEVER, "interrupt_at": interrupt_point(self.rule, uniform), "key": key[0],
+            "closed_at": NEVER, "interrupt_at": drawn_interrupt(self.rule, request.key),
+            "key": np.uint64(request.key),
         }  # fmt: skip
         for name, value in values.items():
             self.arrays[name][slot] = value

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from scalerl.core.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request, RoutingShape, joined
 from scalerl.rollouts.interrupt import (
-    INTERRUPT_DRAW,
     NEVER,
     Ints,
     LengthRule,
+    drawn_interrupt,
     forced_tokens,
-    interrupt_point,
     next_limit,
     take_tokens,
 )
@@ -47,8 +45,7 @@ class TokenSequence:
         self._experts: list[tuple[int, ExpertArray]] = []
         self._nuclei: dict[int, IntArray] = {}
         self.request, self.rule, self._stop = request, rule, np.asarray([*stop, -1], np.int64)
-        uniform = float(uniforms(np.asarray([request.key], np.uint64), INTERRUPT_DRAW)[0])
-        self._interrupt_at, self._closed_at = np.asarray([interrupt_point(rule, uniform)]), np.asarray([NEVER])
+        self._interrupt_at, self._closed_at = np.asarray([drawn_interrupt(rule, request.key)]), np.asarray([NEVER])
         self.tokens: list[int] = []
         self.logps: list[float] = []
         self.versions: list[int] = []
