@@ -32,7 +32,7 @@ from work import machine, rows, save_model, save_prompts, train
 
 STEPS, WARM_UP = 48, 12
 HERE = Path(__file__).parent
-SOURCES = os.pathsep.join([str(HERE), str(HERE.parent)])
+SOURCES = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": SOURCES, "HF_HUB_OFFLINE": "1"}
 """Environment variables of both trainers: threads that sleep instead of spin, the shared reward, and this scalerl."""
 
