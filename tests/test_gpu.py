@@ -38,14 +38,24 @@ def test_log_probabilities_equal_those_of_the_model_without_a_cache(name, dtype,
         np.testing.assert_allclose(rollout.logps, log_probabilities(policy, prompt, rollout), atol=allowed)
 
 
-def test_a_run_on_the_gpu_writes_points_over_device_hours(lab_model, tmp_path):
-    text = runs.train(lab_model, tmp_path / "run", "--device", "cuda")
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([], id="plain"),
+        pytest.param(["--evaluation.overlap", "true"], id="evaluations beside it"),
+        pytest.param(["--model.lora.rank", "8", "--recipe.kl_coefficient", "0.01"], id="adapters, KL"),
+    ],
+)
+def test_a_run_on_the_gpu_writes_points_over_device_hours(lab_model, tmp_path, words):
+    text = runs.train(lab_model, tmp_path / "run", "--device", "cuda", *words)
     points = runs.rows(tmp_path / "run", "points.jsonl")
     assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and "device-seconds" in text, text
     assert points[-1]["device_hours"] > points[1]["device_hours"] > 0
     first = runs.rows(tmp_path / "run", "metrics.jsonl")[0]
     assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) < 0.5  # bf16 through two kernels
     assert all(np.isfinite(row["loss"]) for row in runs.rows(tmp_path / "run", "metrics.jsonl"))
+    if "--evaluation.overlap" in words:
+        assert all(point["replay_difference"] < 0.5 for point in points)
 
 
 def test_the_fp32_head_makes_bf16_log_probabilities_more_accurate_on_gpu():
