@@ -1,12 +1,14 @@
-"""Parts of tests of agents: a policy that says what a test tells it, and a client of plain HTTP."""
+"""Parts of tests of agents: a policy that says what a test tells it, a client of plain HTTP, and a program for runs."""
 
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
 
 import numpy as np
+import runs
 from tiny_tokenizers import byte_level
 
 from scalerl.config.data import AgentTask
@@ -90,10 +92,10 @@ def engine_of(say, run, template=CHATML, polls=1, **changes):
     return engine
 
 
-def submit(engine, count=1, row=None):
+def submit(engine, count=1, row=None, first=0):
     columns = {AGENT: engine.settings, "row": row or {}, "pass_reward": 1.0}
     prompt = Prompt("0", "", (3, 4), "", "agent", columns)
-    engine.submit([Request.of((0, number), prompt, number) for number in range(count)])
+    engine.submit([Request.of((0, number), prompt, number) for number in range(first, first + count)])
 
 
 def finish(engine, seconds=30.0):
@@ -143,3 +145,38 @@ def refusal(url, key, body, status=400, path="/chat/completions"):
     got, answer = post(url, key, body, path)
     assert got == status, answer
     yield answer["error"]["message"]
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+row = json.load(sys.stdin)
+def ask(messages):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "policy", "messages": messages}).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]
+if row["fails"]:
+    sys.exit("the site is away")
+messages = [{"role": "user", "content": row["prompt"]}]
+messages += [ask(messages), {"role": "user", "content": "3+4=<think>"}]
+messages += [ask(messages)]
+ask([{"role": "user", "content": "1+1=<think>"}])
+print(json.dumps({"reward": len(messages[-1]["content"]) % 5 / 4, "length": len(messages[-1]["content"])}))
+"""
+
+
+def words(place, fails=0, steps=6):
+    """Write a program of three turns in two conversations, and its rows; return the words of a run that uses it."""
+    (place / "agent.py").write_text(PROGRAM)
+    rows = [{"prompt": f"{a}+{b}=<think>", "fails": a < fails} for a in range(10) for b in range(6)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = json.dumps([sys.executable, str(place / "agent.py")])
+    return [
+        "--preset", "lab", *runs.RECIPE, "--data.kind", "agent", "--data.command", command,
+        "--data.path", str(place / "rows.jsonl"), "--data.max_prompt_tokens", "120", "--recipe.generations_per_prompt",
+        "2", "--evaluation.prompts", "8", "--evaluation.samples", "1", "--evaluation.every", "3", "--checkpoint.every",
+        "2", "--steps", str(steps),
+    ]  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from agent_parts import words as words_of_an_agent
 
 from scalerl.learner.checkpoint import CheckpointStore
 from scalerl.tasks.checks import MADE_UP
@@ -80,6 +81,20 @@ def test_servers_on_ray_share_a_directory_of_weights_and_leave_nothing_behind(mo
     assert max(row["replay_difference"] for row in metrics(path)) < 5e-5
     assert not runs.left_of(started | servers(model), 20.0)
     assert files() <= before and list((path / "weights").glob(".serving*")) == []
+
+
+@pytest.mark.slow
+def test_the_turns_of_an_agent_come_from_a_server_and_replay(model, tmp_path):
+    """No seed of the slots reaches a server, so `lag_ticks` is no option."""
+    path, words = tmp_path / "run", words_of_an_agent(tmp_path)
+    at = words.index("--rollouts.lag_ticks")
+    words[at : at + 2] = ["--placement.engine", "vllm", "--placement.vllm_python", PYTHON, "--device", "cpu"]
+    runs.finish("train", "--model", str(model), "--run-dir", str(path), "--trust", *words, **CPU)
+    rows, points = metrics(path), runs.rows(path, "points.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 7)) and [point["step"] for point in points] == [0, 3, 6]
+    assert all(row["turns"] == 3 and row["environment/conversations"] == 2 for row in rows)
+    assert all(row["environment/forks"] == row["environment/refused"] == 0 for row in rows)
+    assert max(row["replay_difference"] for row in rows) < 5e-5 and points[-1]["failed"] == 0
 
 
 @pytest.mark.slow

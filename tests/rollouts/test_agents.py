@@ -1,6 +1,7 @@
 """Rollouts of programs over the endpoint: tokens as they were sampled, forks, sub-agents, tools, and bad requests."""
 
 import json
+import queue
 import socket
 import threading
 import time
@@ -489,6 +490,28 @@ def test_every_rollout_has_a_key_of_its_own():
     submit(engine, 6)
     done = finish(engine)
     assert len(set(keys)) == 6 and all(rollout.outcome.turns == 1 for rollout in done.values())
+
+
+def test_a_call_with_the_key_of_another_rollout_counts_as_a_call_of_that_one():
+    """Nothing is trained twice: the rollout whose program borrowed the key has no turns, and so no score."""
+    keys, called = queue.Queue(), threading.Event()
+
+    def run(url, key, row):
+        if row["borrows"]:
+            chat(url, keys.get(timeout=20), [user("borrowed")])
+            called.set()
+        else:
+            chat(url, key, [user("own")])
+            keys.put(key)
+            assert called.wait(20)
+        return 1.0
+
+    engine = engine_of(shout, run)
+    for number, borrows in enumerate((False, True)):
+        submit(engine, row={"borrows": borrows}, first=number)
+    owner, borrower = (rollout for _, rollout in sorted(finish(engine).items()))
+    assert owner.outcome.score == 1.0 and owner.outcome.turns == 2 and owner.outcome.metrics["conversations"] == 2
+    assert "never called" in borrower.outcome.problem and not borrower.sampled.any()
 
 
 def test_a_closed_connection_takes_its_turn_back():

@@ -1,6 +1,5 @@
 """Whole runs with an agent: records, staleness, kills at any time, a program that fails, and what is asked first."""
 
-import json
 import os
 import random
 import shlex
@@ -11,40 +10,8 @@ import time
 
 import pytest
 import runs
+from agent_parts import words
 from doc_pages import ROOT, blocks
-
-PROGRAM = """
-import json, os, sys, urllib.request
-row = json.load(sys.stdin)
-def ask(messages):
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps({"model": "policy", "messages": messages}).encode(),
-        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-    )
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)["choices"][0]["message"]
-if row["fails"]:
-    sys.exit("the site is away")
-messages = [{"role": "user", "content": row["prompt"]}]
-messages += [ask(messages), {"role": "user", "content": "3+4=<think>"}]
-messages += [ask(messages)]
-ask([{"role": "user", "content": "1+1=<think>"}])
-print(json.dumps({"reward": len(messages[-1]["content"]) % 5 / 4, "length": len(messages[-1]["content"])}))
-"""
-
-
-def words(place, fails=0, steps=6):
-    (place / "agent.py").write_text(PROGRAM)
-    rows = [{"prompt": f"{a}+{b}=<think>", "fails": a < fails} for a in range(10) for b in range(6)]
-    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = json.dumps([sys.executable, str(place / "agent.py")])
-    return [
-        "--preset", "lab", *runs.RECIPE, "--data.kind", "agent", "--data.command", command,
-        "--data.path", str(place / "rows.jsonl"), "--data.max_prompt_tokens", "120", "--recipe.generations_per_prompt",
-        "2", "--evaluation.prompts", "8", "--evaluation.samples", "1", "--evaluation.every", "3", "--checkpoint.every",
-        "2", "--steps", str(steps),
-    ]  # fmt: skip
 
 
 def agents_of(place):
