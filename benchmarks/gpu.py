@@ -30,20 +30,23 @@ from engine import now
 from packing import batch_of
 from work import machine, random_qwen3, save_model, save_prompts
 
+from scalerl.cluster.memory import adapter_params, trainer_memory
 from scalerl.cluster.speed import GPUS
+from scalerl.config.model import Lora
 from scalerl.config.recipe import Recipe
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.learner.single import SingleLearner
+from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.shared_memory import SharedMemoryChannel
 
 FORMS = (
-    ("compiled", True, False), ("compiled, recomputed", True, True), ("eager", False, False),
-    ("eager, recomputed", False, True),
+    ("compiled", True, False, False), ("compiled, recomputed", True, True, False), ("eager", False, False, False),
+    ("eager, recomputed", False, True, False), ("adapters, recomputed", True, True, True),
 )  # fmt: skip
-"""Name of a form of the update, and whether layers are compiled and activations recomputed."""
+"""Name of a form of the update, and whether layers are compiled, activations recomputed and adapters trained."""
 
 CHUNK = 1 << 28
 """Bytes of one broadcast, as in scalerl/rollouts/vllm/nccl.py."""
@@ -54,28 +57,33 @@ class LeftOutError(Exception):
 
 
 def update(size: str, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the third of three updates: compiled and not, with activations recomputed and kept."""
+    """Measure the third of three updates: compiled and not, with activations recomputed and kept, and of adapters.
+
+    `planned GB` is what `scalerl plan` expects; the head takes larger blocks where much memory is free.
+    """
     found = {}
-    for name, compiling, recomputing in FORMS:
+    for name, compiling, recomputing, adapters in FORMS:
         try:
-            found |= {
-                f"{name}: {key}": value for key, value in one_update(size, options, compiling, recomputing).items()
-            }
+            form = one_update(size, options, compiling, recomputing, adapters)
         except torch.OutOfMemoryError:
-            found[f"{name}: out of memory"] = 1.0
+            form = {"out of memory": 1.0}
+        found |= {f"{name}: {key}": value for key, value in form.items()}
         gc.collect()
         torch.cuda.empty_cache()
     return found
 
 
-def one_update(size: str, options: argparse.Namespace, compiling: bool, recomputing: bool) -> dict[str, float]:
-    policy = policy_of(size, options)
-    needed = 18 * policy.sizes.params / 1e9  # bf16 weights; FP32 masters, gradients and two moments
-    if options.cuda and needed > 0.9 * torch.cuda.mem_get_info()[0] / 1e9 + 2 * policy.sizes.params / 1e9:
-        raise LeftOutError(f"one GPU would need {needed:.0f} GB for weights and optimizer; use trainer ranks")
+def one_update(
+    size: str, options: argparse.Namespace, compiling: bool, recomputing: bool, adapters: bool
+) -> dict[str, float]:
+    policy, lora, tokens = policy_of(size, options), Lora(), options.tokens // 4
+    entries = adapter_params(policy.sizes, lora) if adapters else 0
+    planned = trainer_memory(policy.sizes, 1, tokens, recomputing, entries).total / 1e9
+    if options.cuda and planned > torch.cuda.get_device_properties().total_memory / 1e9:
+        return {"planned GB, too many": planned}
     learner = SingleLearner(
-        policy, Recipe(), micro_batch_tokens=options.tokens // 4, gradient_checkpointing=recomputing,
-        compile=compiling and options.cuda, packing="packed",
+        LoraPolicy(policy, lora, seed=0) if adapters else policy, Recipe(), micro_batch_tokens=tokens,
+        gradient_checkpointing=recomputing, compile=compiling and options.cuda, packing="packed",
     )  # fmt: skip
     batch = batch_of(torch.full((options.tokens // options.longest,), options.longest), policy.vocab_size)
     if options.cuda:
@@ -88,7 +96,7 @@ def one_update(size: str, options: argparse.Namespace, compiling: bool, recomput
     peaks = [gpu.flops for name, gpu in GPUS.items() if options.cuda and name in torch.cuda.get_device_name()]
     if peaks:
         found["MFU"] = batch_flops(learner.policy.sizes, batch, checkpointing=False) / seconds / peaks[0]
-        found["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
+        found |= {"peak GB": torch.cuda.max_memory_allocated() / 1e9, "planned GB": planned}
     return found
 
 

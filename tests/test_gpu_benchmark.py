@@ -16,7 +16,7 @@ def test_the_tiny_form_measures_what_has_a_cpu_form_and_gives_reasons_for_the_re
     found, text = json.loads(out.read_text()), capsys.readouterr().out
     assert found["left out"] == {"165k vLLM alone": "vLLM is not installed here (--vllm PYTHON)"}
     update = found["165k update"]
-    forms = ("compiled", "compiled, recomputed", "eager", "eager, recomputed")
+    forms = ("compiled", "compiled, recomputed", "eager", "eager, recomputed", "adapters, recomputed")
     assert set(update) == {f"{form}: {key}" for form in forms for key in ("s", "tokens/s")}  # no data sheet of a CPU
     assert update["eager: tokens/s"] * update["eager: s"] == pytest.approx(1024)
     assert len(found["165k transfer"]) == 4 and all(
