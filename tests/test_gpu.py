@@ -24,7 +24,9 @@ from scalerl.rollouts.engine import Sampling
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),  # inductor's own
+    # torch.compile's own
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
 ]
 
 PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (21, 22, 23, 24)]

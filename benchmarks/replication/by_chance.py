@@ -2,10 +2,10 @@
 
 import random
 
-from own_environment import Lookups
+import own_environment
 
 
-class FailingByChance(Lookups):
+class Lookups(own_environment.Lookups):
     """Look-ups in which a share of all replies raises an error, whatever the policy said."""
 
     def __init__(self, hops=1, seed=0, share=0.02):

@@ -141,12 +141,14 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Return the bytes of a run directory: checkpoints of 12 bytes per trained entry, and weights sent through files.
 
     There are the newest checkpoints, those kept for good, the one that is being written, and the best one; a short run
-    makes fewer. With `evaluation.overlap` each may have the weights that are evaluated, w params.
+    makes fewer. With `evaluation.overlap` each may have the weights that are evaluated, as they are sent; a vLLM server
+    reads them from another file.
     """
-    width = FP32 if config.hardware.dtype == "float32" else BF16
-    whole = checkpoint_bytes(config, sizes) + width * sizes.params * config.evaluation.overlap
-    sent = channel_bytes(config, sizes) * (channel_name(config) in ("directory", "adapters"))
-    return whole * (kept_checkpoints(config) + 1) + sent
+    version = channel_bytes(config, sizes) / CHANNEL_VERSIONS
+    whole = checkpoint_bytes(config, sizes) + version * config.evaluation.overlap
+    stored = CHANNEL_VERSIONS * (channel_name(config) in ("directory", "adapters"))
+    stored += config.evaluation.overlap and config.placement.engine == "vllm"
+    return whole * (kept_checkpoints(config) + 1) + version * stored
 
 
 def checkpoint_bytes(config: RunConfig, sizes: ModelSizes) -> float:

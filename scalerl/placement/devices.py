@@ -149,7 +149,7 @@ def devices(
     return {
         **{("trainer", n): Place(*at, cpus=rank_cpus) for n, at in enumerate(trainers)},
         **{("generator", n): Place(*at, cpus=engine_cpus, share=share) for n, at in enumerate(engines)},
-        **{("evaluator", n): Place(*at) for n, at in enumerate(evaluators)},
+        **{("evaluator", n): Place(*at, share=share) for n, at in enumerate(evaluators)},
         **{("scorer", n): scorer for n in range(place.scorers)},
     }
 
@@ -195,7 +195,7 @@ def _assumed(config: RunConfig) -> list[Host]:
 def _share(config: RunConfig, hosts: Sequence[Host], trainer_bytes: Callable[[], float]) -> float:
     """Return each server's share of a GPU: what the trainer leaves of the usable memory, divided by the servers."""
     place, gpu_gb = config.placement, hosts[0].gpu_gb or config.placement.gpu_gb
-    servers = -(-place.engines // place.trainer_ranks)
+    servers = -(-(place.engines + config.evaluation.overlap) // place.trainer_ranks)
     share = math.floor(100 * (USABLE - trainer_bytes() / (gpu_gb * GB)) / servers) / 100
     if place.tensor_parallel > 1 or share < LEAST_SHARE:
         raise ConfigError(

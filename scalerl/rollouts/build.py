@@ -99,16 +99,20 @@ class EngineSpec:
     channel: WeightChannel
     number: int
     """Number of the generator, from 0."""
+    evaluating: bool = False
+    """Whether it is the engine of the evaluation process."""
 
     @property
     def name(self) -> str:
         """Name of the engine in messages."""
-        return f"generator {self.number + 1} of {self.generator.placement.engines}"
+        number = f"generator {self.number + 1} of {self.generator.placement.engines}"
+        return "the engine of evaluations" if self.evaluating else number
 
     @property
     def place(self) -> Place:
         """The engine's devices."""
-        return self.generator.devices.get(("generator", self.number), Place())
+        kind = "evaluator" if self.evaluating else "generator"
+        return self.generator.devices.get((kind, self.number), Place())
 
     @property
     def slots(self) -> int:
@@ -126,13 +130,19 @@ class EngineSpec:
         evaluated, fit = self._evaluated(policy)
         return training, self._torch_engine(policy, parts)(slots=evaluated, lender=training, spare_rows=max(1, fit))
 
-    def evaluator(self) -> tuple[Engine, Policy]:
+    def evaluator(self, note: Callable[[str], None]) -> tuple[Engine, Policy | None]:
         """Make an engine that only evaluates, with a cache of its own, and a policy whose weights may be replaced.
 
         A torch engine decodes with this policy, and as many sequences together as one that borrows the cache of
-        training may, so that it draws the same tokens.
+        training may, so that it draws the same tokens. With a vLLM server there is no policy: its GPU has no room for
+        one. `note` receives messages about the server.
         """
         engine, parts = self.generator.placement.engine, self._parts()
+        if engine == "vllm":
+            from scalerl.rollouts.vllm.launch import server_engines
+
+            ((_, evaluating),) = server_engines([self], note)
+            return evaluating, None
         policy = self.generator.load_policy()
         if isinstance(engine, Custom):
             engine_or_handle = make_engine(engine, replace(parts, evaluating=True))

@@ -38,6 +38,26 @@ def _adapters(layout: WeightLayout, run: Path, placement: Placement, lora: Lora 
     return AdapterChannel(run / "weights", layout, lora)
 
 
+def evaluation_channel(name: str, engine: str, layout: WeightLayout, run: Path, lora: Lora | None) -> WeightChannel:
+    """Return the channel to the evaluation process (`evaluation.overlap`), which has one version at a time.
+
+    Args:
+        name: Name of the channel to the generators.
+        engine: `placement.engine_name`; a vLLM server reads files.
+        layout: Layout of the weights that are sent.
+        run: The run directory.
+        lora: Adapters that are trained, if there are some.
+    """
+    if engine != "vllm":
+        return SharedMemoryChannel(layout, capacity=1)
+    if name == "adapters":
+        from scalerl.rollouts.vllm.adapters import AdapterChannel
+
+        assert lora is not None
+        return AdapterChannel(run / "weights" / "evaluated", layout, lora)
+    return DirectoryChannel(run / "weights" / "evaluated", capacity=1)
+
+
 CHANNELS: dict[str, Callable[[WeightLayout, Path, Placement, Lora | None], WeightChannel]] = {
     "shared-memory": _shared_memory,
     "directory": _directory,

@@ -269,10 +269,11 @@ class Pipeline:
         self._send("mark", self._mark)
 
     def busy_since_mark(self) -> float:
-        """Return the seconds of sampling for training since the generators' mark; waits for the end of a step."""
+        """Return the seconds of sampling for training since the mark, and set the mark; waits for the end of a step."""
         before = self._busy_at if self._busy_at is not None else self._marked()
         self.mark()
-        return self._marked() - before
+        self._busy_at = self._marked()
+        return self._busy_at - before
 
     def _marked(self) -> float:
         while True:

@@ -73,11 +73,14 @@ OWN_CEILINGS = np.array([-1.463, -0.599, 0.0, 0.599, 1.463])
 
 
 ALIKE = {
-    "bounds": "Read them again with one bounds",
-    "axis": "Read them again with one axis",
-    "measured": "Evaluate on one held-out set, and on the axis flops compare runs counted by one rule",
+    "bounds": ("bounds", "Read them again with one bounds"),
+    "axis": ("axis", "Read them again with one axis"),
+    "measured": (
+        "held-out set and their rule for FLOPs",
+        "Evaluate on one held-out set, and on the axis flops compare runs counted by one rule",
+    ),
 }
-"""Fields of curves that must be equal, and what to do if they are not."""
+"""Fields of curves that must be equal: in words, and what to do if they are not."""
 
 Run = Curve | Fit | str | Path
 """One run as given by the caller: its curve, its fit, or the path of its file or directory."""
@@ -336,10 +339,10 @@ def as_fits(runs: Runs) -> tuple[Fit, ...]:
 
 def check_alike(curves: Sequence[Curve]) -> None:
     """Check that curves have the same metric and compute axis, and the same held-out set and FLOPs rule if known."""
-    for name, cure in ALIKE.items():
+    for name, (words, cure) in ALIKE.items():
         values = {getattr(curve, name) for curve in curves} - {""}
         if len(values) > 1:
-            raise CurveError(f"all runs must share their {name}; got {sorted(map(str, values))}. {cure}")
+            raise CurveError(f"all runs must share their {words}; got {sorted(map(str, values))}. {cure}")
 
 
 def ceilings(f: Fit) -> Array:

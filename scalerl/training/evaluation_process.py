@@ -13,8 +13,8 @@ from scalerl.core.remote import PASSED, LocalRemote, Remote, serve
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.routing import routing_of
 from scalerl.models.text import TokenText
-from scalerl.rollouts.build import EngineSpec, GeneratorSpec
-from scalerl.rollouts.engine import Engine
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec, with_programs
+from scalerl.rollouts.engine import POLL_S, Engine
 from scalerl.rollouts.pipeline import without_tokens
 from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_current
 from scalerl.rollouts.turns import with_turns
@@ -82,11 +82,14 @@ class Evaluation:
         self._held_out, self._channel, self._generator = spec.held_out, spec.channel, generator
         if generator.hardware.device == "cpu":
             os.nice(NICENESS)
-        engine, self._policy = EngineSpec(generator, spec.channel, 0).evaluator()
+        self._notes: list[str] = []
+        engine, self._policy = EngineSpec(generator, spec.channel, 0, evaluating=True).evaluator(self._notes.append)
         self._text = TokenText(load_tokenizer(generator.policy.path, generator.policy.revision), generator.stop)
         self._engine: Engine = engine
         if generator.environments:
             ((self._engine,),) = with_turns([[engine]], self._text, generator.scoring)
+        if generator.agents:
+            ((self._engine,),) = with_programs([[self._engine]], self._text)
         self._scoring = ScoringService(make_scorers(spec.tasks, generator.scoring), self._text.judged)
 
     def evaluate(self, snapshot: Snapshot) -> Evaluated:
@@ -98,6 +101,8 @@ class Evaluation:
         """
         began, flops, step = time.perf_counter(), self._engine.work.flops, snapshot.step
         self._engine.swap(step)
+        while self._engine.version != step:
+            self._engine.poll(POLL_S)
         held_out, seed = self._held_out, self._generator.generation.seed
         scored = scored_groups([self._engine], held_out.visits, held_out.samples, seed, self._scoring)
         lighter = {index: without_tokens(group, index, held_out.kept) for index, group in scored}
@@ -120,7 +125,8 @@ class Evaluation:
             for of_task in by_task(groups)
         ]
         rows = evaluation_rows(self._text, step, groups, ratios, self._held_out.saved)
-        return Evaluated(points, rows, self._scoring.notes())
+        notes, self._notes[:] = [*self._notes, *self._scoring.notes()], []
+        return Evaluated(points, rows, notes)
 
     def _replay(self, step: int, groups: list[ScoredGroup]) -> tuple[dict[int, FloatArray], float | None]:
         """Compare log-probabilities of the engine with those of the weights that were sent.
@@ -128,6 +134,8 @@ class Evaluation:
         Returns:
             The log ratios by index of the group, and the largest difference; None if nothing was compared.
         """
+        if self._policy is None:
+            return {}, None  # a vLLM server, which reports the version of every token; training replays its tokens
         firsts = [(groups[number].group, groups[number].group.rollouts[0]) for number in self._held_out.replayed]
         if not firsts:
             return {}, None

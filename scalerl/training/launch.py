@@ -48,10 +48,9 @@ from scalerl.placement.devices import GB, USABLE, counted
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.build import GeneratorSpec, has_agents
-from scalerl.rollouts.channels import CHANNELS
+from scalerl.rollouts.channels import CHANNELS, evaluation_channel
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.shared_memory import SharedMemoryChannel
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
@@ -221,7 +220,8 @@ def _assemble(
     held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
     channels, evaluator = [CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)], None
     if config.evaluation.overlap:
-        channels.append(SharedMemoryChannel(layout, capacity=1))
+        engine = config.placement.engine_name
+        channels.append(evaluation_channel(channel_name(config), engine, layout, path, config.lora))
         gpu = resolved.devices["evaluator", 0].environment
         launch = partial(launch_evaluator, spec, config.data, channels[1], held_out, gpu, cure(config))
         evaluator = Evaluator(launch, channels[1], display.note)

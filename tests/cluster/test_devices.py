@@ -296,3 +296,15 @@ def test_a_server_that_shares_its_gpu_gets_its_share_as_an_argument(tmp_path):
     (spec,) = specs_of(config, table, tmp_path)
     line = command(_server_spec(spec, Needs(12, 200, 8, None), spec.place.environment), 1, "name")
     assert line[-3:] == ["--gpu-memory-utilization", "0.65", "--enforce-eager"]
+
+
+def test_the_server_of_the_evaluation_process_shares_the_gpu_too_and_has_a_log_of_its_own(tmp_path):
+    from scalerl.rollouts.vllm.checks import Needs
+    from scalerl.rollouts.vllm.launch import _server_spec
+
+    config = replace(BASE, placement=Placement(engine="vllm"), evaluation=Evaluation(overlap=True))
+    table = devices(config, [Host("here", ("0",), 80.0)], lambda: 20e9)
+    (spec,) = specs_of(config, table, tmp_path)
+    beside = dataclasses.replace(spec, evaluating=True)
+    assert spec.place.share == beside.place.share == 0.32
+    assert _server_spec(beside, Needs(12, 200, 8, None), {}).log == tmp_path / "vllm_evaluations.log"

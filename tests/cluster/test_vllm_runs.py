@@ -84,6 +84,28 @@ def test_servers_on_ray_share_a_directory_of_weights_and_leave_nothing_behind(mo
 
 
 @pytest.mark.slow
+def test_a_server_of_its_own_evaluates_beside_training_and_is_replaced_with_its_process(model, tmp_path):
+    path, before = tmp_path / "run", files()
+    words = ["--evaluation.overlap", "true", "--steps", "18", "--run-dir", str(path)]
+    process = runs.start(["train", "--model", str(model), *WORDS, *words], **CPU)
+    try:
+        runs.wait_for(lambda: runs.rows(path, "points.jsonl") or process.poll() is not None, STARTED, "a point")
+        started = servers(model)
+        assert sum("VLLM::" in runs.command_of(pid) for pid in started) == 4
+        text = (path / "vllm_evaluations.log").read_text()
+        (evaluating,) = {int(pid) for pid in re.findall(r"Started server process \[(\d+)\]", text)}
+        os.kill(evaluating, signal.SIGKILL)
+        text, _ = process.communicate(timeout=STARTED)
+    finally:
+        process.kill()
+    assert process.returncode == 0, text
+    points = runs.rows(path, "points.jsonl")
+    assert [point["step"] for point in points] == [0, 6, 12, 18] and "The engine is restarted" in text, text
+    assert all(point["eval_flops"] > 0 and "replay_difference" not in point for point in points)
+    assert not runs.left_of(started | servers(model), 20.0) and files() <= before
+
+
+@pytest.mark.slow
 def test_the_turns_of_an_agent_come_from_a_server_and_replay(model, tmp_path):
     """No seed of the slots reaches a server, so `lag_ticks` is no option."""
     path, words = tmp_path / "run", words_of_an_agent(tmp_path)

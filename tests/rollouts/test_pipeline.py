@@ -273,6 +273,7 @@ def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation()
         pipeline.mark()  # the answer to the previous mark is skipped
         time.sleep(0.05)
         assert pipeline.busy_since_mark() == 0
+        assert pipeline.busy_since_mark() == 0  # counts from the call before
         pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
         time.sleep(0.05)
         assert pipeline.busy_since_mark() == 0

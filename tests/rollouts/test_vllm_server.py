@@ -165,6 +165,13 @@ def test_the_server_sees_only_the_code_that_it_loads(spec):
     assert sorted(path.name for path in INSIDE.glob("*.py")) == ["scalerl_adapters.py", "scalerl_weights.py"]
 
 
+def test_a_server_in_fp32_multiplies_in_fp32_unless_the_user_says_otherwise(spec):
+    exact = dataclasses.replace(spec, dtype="float32")
+    assert environment(exact, {})["TRITON_F32_DEFAULT"] == "ieee" and "TRITON_F32_DEFAULT" not in environment(spec, {})
+    chosen = dataclasses.replace(exact, environment={"TRITON_F32_DEFAULT": "tf32"})
+    assert environment(chosen, {})["TRITON_F32_DEFAULT"] == "tf32"
+
+
 # ------------------------------------------------------------------------------------------------------------ process
 
 

@@ -21,7 +21,8 @@ def agents_of(place):
 @pytest.mark.slow
 def test_a_run_with_an_agent_trains_on_its_rollouts_and_survives_kills(lab_model, tmp_path):
     path, rng = tmp_path / "run", random.Random(7)
-    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *words(tmp_path), "--trust"])
+    given = [*words(tmp_path), "--evaluation.overlap", "true", "--trust"]
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *given])
     for row in (1, 3):
         runs.wait_for(lambda row=row: len(runs.rows(path, "metrics.jsonl")) >= row, 120, what=f"row {row}")
         time.sleep(rng.random() * 0.3)
@@ -37,6 +38,7 @@ def test_a_run_with_an_agent_trains_on_its_rollouts_and_survives_kills(lab_model
     assert all(row["environment/forks"] == row["environment/refused"] == 0 for row in metrics)
     assert all(0 <= row["staleness_max"] <= 4 for row in metrics) and sum(row["trained_tokens"] for row in metrics) > 0
     assert [row["step"] for row in points] == [0, 3, 6] and points[-1]["failed"] == 0
+    assert all(row["replay_difference"] < 1e-4 for row in points)
     assert all(row["turns"] == 3 for row in points)
     (row, *_) = runs.rows(path, "rollouts.jsonl")
     assert "the next conversation" in row["completion"] and row["environment"]["ended"] == "environment"

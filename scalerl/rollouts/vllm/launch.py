@@ -96,7 +96,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         model=model.path,
         max_model_len=needs.positions,
         max_num_seqs=needs.sequences,
-        log=generator.run / f"vllm_{spec.number + 1}.log",
+        log=generator.run / f"vllm_{'evaluations' if spec.evaluating else spec.number + 1}.log",
         python=placement.vllm_python or sys.executable,
         backend=needs.backend,
         dtype=generator.hardware.dtype,
