@@ -109,7 +109,8 @@ def fast_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
 def late_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
     """Return the columns of the law, with compute counted from the start of the climb."""
     log_midpoint, log_efficiency, delay = place_K
-    since = log_compute(np.maximum(np.exp(log_c_N) - delay[..., None], 0.0))
+    since = np.exp(log_c_N) - delay[..., None]
+    since = log_compute(np.maximum(since, 0.0, out=since))
     return Columns(first_rise(since, log_midpoint, log_efficiency), None)
 
 
@@ -123,7 +124,8 @@ def twice_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
     log_midpoint, log_efficiency, log_second, log_steepness = place_K
     second = first_rise(log_c_N, log_second, log_steepness)
     done = climb(0.0, log_second, np.exp(log_steepness))[..., None]
-    return Columns(first_rise(log_c_N, log_midpoint, log_efficiency), np.where(done >= VISIBLE, second, 0.0))
+    second *= done >= VISIBLE
+    return Columns(first_rise(log_c_N, log_midpoint, log_efficiency), second)
 
 
 def twice_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:

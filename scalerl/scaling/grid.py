@@ -106,9 +106,9 @@ def kept_cells(log_mass: Array, sharing: float) -> Mask:
 
 def box_around(mask: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Array:
     """Return the smallest box around marked cells, plus a margin of one cell, so that it can also grow."""
-    marked_K = [(np.flatnonzero(mask.any(axis=tuple(set(range(mask.ndim)) - {k})))) for k in range(mask.ndim)]
-    low_K = box_K2[:, 0] + step_K * [marked[0] - 1 for marked in marked_K]
-    high_K = box_K2[:, 0] + step_K * [marked[-1] + 2 for marked in marked_K]
+    marked_K = np.nonzero(mask)
+    low_K = box_K2[:, 0] + step_K * [marked.min() - 1 for marked in marked_K]
+    high_K = box_K2[:, 0] + step_K * [marked.max() + 2 for marked in marked_K]
     return np.stack([np.maximum(low_K, limits_K2[:, 0]), np.minimum(high_K, limits_K2[:, 1])], axis=1)
 
 

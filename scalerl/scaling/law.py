@@ -34,12 +34,18 @@ def log_compute(compute: ArrayLike) -> Array:
 def climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike) -> Array:
     """Return the share u of the climb that is complete at ln C; arguments broadcast, result in [0, 1]."""
     # in place: on a grid, most of the time is spent in this function, mainly for the allocation of arrays
-    work = np.subtract(log_midpoint, log_c, dtype=np.float64)
-    work = np.asarray(np.multiply(work, efficiency, dtype=np.float64))
+    work = np.asarray(np.subtract(log_midpoint, log_c, dtype=np.float64))
+    work = scaled(work, efficiency)
     with np.errstate(over="ignore"):  # overflow to infinity is intended: its reciprocal is zero
         np.exp(work, out=work)
     work += 1.0
     return np.reciprocal(work, out=work)
+
+
+def scaled(work: Array, factor: ArrayLike) -> Array:
+    """Return work times a factor that broadcasts with it; in place if the shape of work is that of the product."""
+    in_place = np.broadcast_shapes(work.shape, np.shape(factor)) == work.shape
+    return np.asarray(np.multiply(work, factor, out=work if in_place else None))
 
 
 FAST_SLOPE = 2.0 * float(np.log(2.0))
@@ -52,9 +58,13 @@ def fast_climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike)
     C_mid and B have the meaning that they have in the law: half of the climb is complete at C_mid, with the same slope
     in ln C. Thus (C / tau)^q = ln 2 (C / C_mid)^q with q = B / FAST_SLOPE.
     """
-    work = np.subtract(log_c, log_midpoint, dtype=np.float64) * np.divide(efficiency, FAST_SLOPE)
+    work = np.asarray(np.subtract(log_c, log_midpoint, dtype=np.float64))
+    work = scaled(work, np.divide(efficiency, FAST_SLOPE))
     with np.errstate(over="ignore"):
-        return np.asarray(-np.expm1(-np.log(2.0) * np.exp(work)))
+        np.exp(work, out=work)
+        work *= -np.log(2.0)
+        np.expm1(work, out=work)
+    return np.negative(work, out=work)
 
 
 def sigmoid(

@@ -207,20 +207,22 @@ def tails(y_N: Array, variance_N: Array) -> Tails:
         y_N: Data.
         variance_N: Variance of the noise of each point, in units of s^2.
     """
-    out = Tails(*np.zeros((4, len(y_N), len(STEP_RATIOS))))
-    here_Q = last_Q = np.full(len(STEP_RATIOS), y_N[-1])
-    var_Q = spread_Q = shared_Q = np.full(len(STEP_RATIOS), variance_N[-1])
-    rss_Q = log_volume_Q = np.zeros(len(STEP_RATIOS))
-    out.level_NQ[-1], out.spread_NQ[-1] = last_Q, spread_Q
+    # only the recursions are in the loop; the sums over points follow it
+    off_NQ, shared_NQ, total_NQ = np.zeros((3, len(y_N), len(STEP_RATIOS)))
+    here_Q = np.full(len(STEP_RATIOS), y_N[-1])
+    var_Q = shared_Q = np.full(len(STEP_RATIOS), variance_N[-1])
     for n in range(len(y_N) - 2, -1, -1):
         var_Q = var_Q + STEP_RATIOS
         total_Q, off_Q = var_Q + variance_N[n], y_N[n] - here_Q
-        rss_Q, log_volume_Q = rss_Q + off_Q**2 / total_Q, log_volume_Q + np.log(total_Q)
-        here_Q, last_Q = here_Q + var_Q / total_Q * off_Q, last_Q + shared_Q / total_Q * off_Q
-        spread_Q, shared_Q = spread_Q - shared_Q**2 / total_Q, shared_Q * variance_N[n] / total_Q
+        off_NQ[n], shared_NQ[n], total_NQ[n] = off_Q, shared_Q, total_Q
+        here_Q = here_Q + var_Q / total_Q * off_Q
+        shared_Q = shared_Q * variance_N[n] / total_Q
         var_Q = var_Q * variance_N[n] / total_Q
-        out.rss_NQ[n], out.log_volume_NQ[n], out.level_NQ[n], out.spread_NQ[n] = rss_Q, log_volume_Q, last_Q, spread_Q
-    return out
+    total_NQ[-1] = 1.0
+    level_NQ, spread_NQ = shared_NQ / total_NQ * off_NQ, -(shared_NQ**2) / total_NQ
+    level_NQ[-1], spread_NQ[-1] = y_N[-1], variance_N[-1]
+    steps = (off_NQ**2 / total_NQ, np.log(total_NQ), level_NQ, spread_NQ)
+    return Tails(*(np.cumsum(step_NQ[::-1], axis=0)[::-1] for step_NQ in steps))
 
 
 def level_after_change(y_N: Array, floor: float, first: int, weight_N: Array | None = None) -> LevelPosterior:

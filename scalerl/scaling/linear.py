@@ -94,8 +94,9 @@ def combined(rows: list[list[Array]], mix: Sequence[Sequence[float]]) -> list[li
     mixed = [[np.zeros(())] * len(mix) for _ in mix]
     for k, first in enumerate(mix):
         for j, second in enumerate(mix[k:], k):
-            parts = [a * b * rows[p][q] for p, a in enumerate(first) for q, b in enumerate(second) if a * b != 0]
-            mixed[k][j] = np.asarray(sum(parts))
+            factors = [(a * b, rows[p][q]) for p, a in enumerate(first) for q, b in enumerate(second) if a * b != 0]
+            start, *others = (product if factor == 1 else factor * product for factor, product in factors)
+            mixed[k][j] = np.asarray(sum(others, start))
     return mixed
 
 

@@ -19,7 +19,7 @@ from scalerl.scaling import linear
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, FAST_END, LAW, CurveFamily
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
-from scalerl.scaling.law import Array, Draws, climb, fast_climb, joined, log_compute, plain_draws
+from scalerl.scaling.law import Array, Draws, climb, fast_climb, joined, log_compute, plain_draws, scaled
 from scalerl.scaling.level import log_scale, steady_level
 from scalerl.scaling.noise import least_noise, relative_noise
 from scalerl.scaling.readers import CurveError
@@ -335,13 +335,14 @@ def solve(
         mix, least, most = [rise, [-problem.initial, 0.0, 1.0]], 0.0, most - problem.initial
     else:
         mix = [complement, rise, data]
-    columns = [np.ones_like(problem.y_N), first, problem.y_N]
+    columns = [np.ones_like(problem.y_N), first, problem.y_N.copy()]
     if second is not None:
         columns, least, most = [*columns, second], 0.0, family.most_second
         mix = [[*row, 0.0] for row in mix]
         mix.insert(-1, [0.0, 0.0, 0.0, 1.0])
     if problem.weight_N is not None:
-        columns = [column * problem.weight_N for column in columns]
+        # in place, so y above is a copy
+        columns = [scaled(column, problem.weight_N) for column in columns]
     rows = linear.gram(columns, phi)
     solved = linear.eliminate(linear.combined(rows, mix), len(problem.y_N), problem.floor)
     coefficient = linear.last_coefficient(solved, least, most)
