@@ -95,6 +95,9 @@ def main(words: Sequence[str] | None = None) -> int:
     prepare_streams(outlived=command is not None and command.saves)
     watch_signals()
     obey_study()
+    if len(sys.argv) > 1 and sys.argv[1] in READING:
+        # with more, the last bits of a long fit depend on the cores, and threads wait more than they compute
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         return _run(sys.argv[1:])
     finally:  # during shutdown, an exception in a handler would print a traceback
