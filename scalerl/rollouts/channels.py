@@ -54,7 +54,7 @@ def evaluation_channel(name: str, engine: str, layout: WeightLayout, run: Path, 
         from scalerl.rollouts.vllm.adapters import AdapterChannel
 
         assert lora is not None
-        return AdapterChannel(run / "weights" / "evaluated", layout, lora)
+        return AdapterChannel(run / "weights" / "evaluated", layout, lora, capacity=1)
     return DirectoryChannel(run / "weights" / "evaluated", capacity=1)
 
 

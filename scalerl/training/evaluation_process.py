@@ -125,7 +125,8 @@ class Evaluation:
             for of_task in by_task(groups)
         ]
         rows = evaluation_rows(self._text, step, groups, ratios, self._held_out.saved)
-        notes, self._notes[:] = [*self._notes, *self._scoring.notes()], []
+        notes = [*self._notes, *self._scoring.notes()]
+        self._notes.clear()
         return Evaluated(points, rows, notes)
 
     def _replay(self, step: int, groups: list[ScoredGroup]) -> tuple[dict[int, FloatArray], float | None]:
