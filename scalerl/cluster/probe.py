@@ -237,7 +237,10 @@ def unsupported(installed: Mapping[str, str]) -> list[str]:
     """Return the installed packages that scalerl's requirements do not allow, in words."""
     from packaging.requirements import Requirement
 
-    needs = map(Requirement, importlib.metadata.requires("scalerl") or ())
+    try:
+        needs = [Requirement(text) for text in importlib.metadata.requires("scalerl") or ()]
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path, which nobody has installed
+        return []
     return [
         f"{need.name} {installed[need.name]}; supported: {need.specifier}; pip install '{need.name}{need.specifier}'"
         for need in needs

@@ -1,5 +1,6 @@
 """`scalerl doctor`: each problem is produced for real where this machine allows it, and is one line with its cure."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -110,6 +111,14 @@ def test_different_and_unsupported_software_is_named_with_the_versions():
     assert verdict == FAILS and text.startswith("torch is 2.13.0 on a and 2.12.0 on b")
     assert unsupported({"torch": "2.11.0", "ruff": "0.1"}) == []  # ruff is for developers
     assert unsupported({"torch": "2.10.0"})[0].startswith("torch 2.10.0; supported: <2.14,>=2.11")
+
+
+def test_a_checkout_that_nobody_installed_knows_no_requirements(monkeypatch):
+    def requires(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert unsupported({"torch": "2.10.0"}) == []
 
 
 def test_a_run_on_gpus_starts_with_notes_on_what_is_not_well(monkeypatch):
