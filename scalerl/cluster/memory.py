@@ -141,13 +141,13 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Return the bytes of a run directory: checkpoints of 12 bytes per trained entry, and weights sent through files.
 
     There are the newest checkpoints, those kept for good, the one that is being written, and the best one; a short run
-    makes fewer. With `evaluation.overlap` each may have the weights that are evaluated, as they are sent; a vLLM server
-    reads them from another file.
+    makes fewer. With `evaluation.overlap` each may have the weights that are evaluated, as they are sent, which are in
+    another file unless they travel through memory.
     """
-    version = channel_bytes(config, sizes) / CHANNEL_VERSIONS
+    version, name = channel_bytes(config, sizes) / CHANNEL_VERSIONS, channel_name(config)
     whole = checkpoint_bytes(config, sizes) + version * config.evaluation.overlap
-    stored = CHANNEL_VERSIONS * (channel_name(config) in ("directory", "adapters"))
-    stored += config.evaluation.overlap and config.placement.engine == "vllm"
+    stored = CHANNEL_VERSIONS * (name in ("directory", "adapters"))
+    stored += config.evaluation.overlap and name != "shared-memory"
     return whole * (kept_checkpoints(config) + 1) + version * stored
 
 

@@ -53,6 +53,10 @@ class CoordinatorActor(Actor):
     """The generator process of a run."""
 
 
+class EvaluationActor(Actor):
+    """The evaluation process of a run."""
+
+
 class RayRemote(Remote):
     """The caller's side of an actor."""
 

@@ -66,8 +66,8 @@ class Evaluation(Part):
     """Samples per evaluation and task that are written to rollouts.jsonl as text; 0: none."""
     overlap: bool = False
     """Evaluate in a process with an engine of its own while training goes on, instead of pausing it. A point then
-    appears when it is ready, and `stop_when` judges it at the next evaluation. For engines that the run starts on one
-    machine; custom ones must decode a step at each poll. The process has GPUs of its own if generators have
+    appears when it is ready, and `stop_when` judges it at the next evaluation. For engines that the run starts; custom
+    ones must decode a step at each poll. The process has GPUs of its own if generators have
     (`placement.gpus_per_generator`; vLLM: `placement.tensor_parallel`), else it shares the trainer's; on CPU it takes
     the cores that others leave."""
 
@@ -347,11 +347,10 @@ class RunConfig(Part):
                         f"recipe.{field}: got {value!r} with a vLLM server on CPU, which cannot report {reports}; "
                         f"allowed: {usual!r}, a GPU, or placement.engine = 'torch'"
                     )
-        if self.evaluation.overlap and (place.backend != "local" or place.servers):
-            what = "placement.servers" if place.servers else f"placement.backend = {place.backend!r}"
+        if self.evaluation.overlap and place.servers:
             raise ValueError(
-                f"evaluation.overlap: got true with {what}; allowed: false, or true with engines that the run starts "
-                "on one machine (placement.backend = 'local')"
+                "evaluation.overlap: got true with placement.servers; allowed: false, or true with engines that the "
+                "run starts"
             )
         rounds = self.recipe.off_policy
         if self.rollouts.weights == "nccl" and not rounds.streams and rounds.max_lag:

@@ -38,17 +38,16 @@ def _adapters(layout: WeightLayout, run: Path, placement: Placement, lora: Lora 
     return AdapterChannel(run / "weights", layout, lora)
 
 
-def evaluation_channel(name: str, engine: str, layout: WeightLayout, run: Path, lora: Lora | None) -> WeightChannel:
+def evaluation_channel(name: str, layout: WeightLayout, run: Path, lora: Lora | None) -> WeightChannel:
     """Return the channel to the evaluation process (`evaluation.overlap`), which has one version at a time.
 
     Args:
-        name: Name of the channel to the generators.
-        engine: `placement.engine_name`; a vLLM server reads files.
+        name: Name of the channel to the generators. In place of nccl, files carry the weights.
         layout: Layout of the weights that are sent.
         run: The run directory.
         lora: Adapters that are trained, if there are some.
     """
-    if engine != "vllm":
+    if name == "shared-memory":
         return SharedMemoryChannel(layout, capacity=1)
     if name == "adapters":
         from scalerl.rollouts.vllm.adapters import AdapterChannel

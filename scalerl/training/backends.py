@@ -8,13 +8,15 @@ from functools import partial
 
 from scalerl.config.data import TaskData
 from scalerl.config.run import Scoring
-from scalerl.core.remote import Group, Remote, Run
+from scalerl.core.remote import Group, LocalRemote, Remote, Run
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.rank_processes import RankProcesses
+from scalerl.placement.devices import Place
 from scalerl.rollouts.build import MakeEngines, local_engines
 from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
+from scalerl.training.evaluator import EvaluatorDied
 from scalerl.training.resolve import Resolved
 
 StartRanks = Callable[[LearnerSpec, Sequence[WeightChannel]], Group]
@@ -31,6 +33,8 @@ class Backend:
     """Creates the engines, inside that process."""
     start_ranks: StartRanks
     """Starts several trainer ranks and waits until they are ready."""
+    launch_evaluator: Launch
+    """Starts the evaluation process (`evaluation.overlap`)."""
     scorers: Callable[[Sequence[TaskData], Scoring], Mapping[str, Scorer]] = make_scorers
     """Creates the scorer of each task."""
 
@@ -39,12 +43,17 @@ def _local(resolved: Resolved) -> Backend:
     table, place = resolved.devices, resolved.config.placement
     ranks = [at.environment for (kind, _), at in table.items() if kind == "trainer"]
     start_ranks = partial(RankProcesses.of, ranks)
+    own = table.get(("evaluator", 0), Place()).environment
+
+    def evaluator(run: Run) -> Remote:
+        return LocalRemote(run, "the evaluation process ({})", EvaluatorDied, own)
+
     if place.engine == "vllm":
         from scalerl.rollouts.vllm.launch import server_engines
 
-        return Backend(spawn_generator, server_engines, start_ranks)
+        return Backend(spawn_generator, server_engines, start_ranks, evaluator)
     alone = table["generator", 0].environment if place.engines == 1 else {}
-    return Backend(partial(spawn_generator, environment=alone), local_engines, start_ranks)
+    return Backend(partial(spawn_generator, environment=alone), local_engines, start_ranks, evaluator)
 
 
 def _ray(resolved: Resolved) -> Backend:
@@ -52,7 +61,7 @@ def _ray(resolved: Resolved) -> Backend:
 
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.ranks import RayRanks
-    from scalerl.cluster.remote import CoordinatorActor, RayRemote
+    from scalerl.cluster.remote import CoordinatorActor, EvaluationActor, RayRemote
     from scalerl.core.limits import ACTOR_PLACED_S
 
     def launch(run: Run) -> Remote:
@@ -63,13 +72,19 @@ def _ray(resolved: Resolved) -> Backend:
     def start_ranks(spec: LearnerSpec, channels: Sequence[WeightChannel]) -> Group:
         return RayRanks(ray, spec, channels, resolved.devices["trainer", 0].resources)
 
+    def evaluator(run: Run) -> Remote:
+        resources = resolved.devices["evaluator", 0].resources
+        remote = RayRemote(ray, EvaluationActor, run, "the evaluation process (Ray actor)", EvaluatorDied, resources)
+        remote.placed(ACTOR_PLACED_S)
+        return remote
+
     count = resolved.config.placement.scorers
     if not count:
-        return Backend(launch, actor_engines, start_ranks)
+        return Backend(launch, actor_engines, start_ranks, evaluator)
     from scalerl.cluster.scorers import actor_scorers
 
     scorers = partial(actor_scorers, ray, count, resolved.devices["scorer", 0].resources)
-    return Backend(launch, actor_engines, start_ranks, scorers)
+    return Backend(launch, actor_engines, start_ranks, evaluator, scorers)
 
 
 BACKENDS: dict[str, Callable[[Resolved], Backend]] = {"local": _local, "ray": _ray}

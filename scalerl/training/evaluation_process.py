@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from scalerl.config.data import TaskData
-from scalerl.core.remote import PASSED, LocalRemote, Remote, serve
+from scalerl.core.remote import PASSED, Run, serve
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.routing import routing_of
 from scalerl.models.text import TokenText
@@ -22,7 +22,7 @@ from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.evaluation import by_task, eval_point
-from scalerl.training.evaluator import Evaluated, EvaluatorDied, HeldOut, Snapshot, scored_groups
+from scalerl.training.evaluator import Evaluated, HeldOut, Snapshot, scored_groups
 from scalerl.training.rollout_rows import evaluation_rows
 from scalerl.types import FloatArray, ScoredGroup
 
@@ -34,29 +34,19 @@ FINDINGS = (*PASSED, RewardError, ReplayMismatch, NotFinite)
 """Errors of an evaluation that the loop raises."""
 
 
-def launch_evaluator(
-    generator: GeneratorSpec,
-    tasks: Sequence[TaskData],
-    channel: WeightChannel,
-    held_out: HeldOut,
-    environment: Mapping[str, str],
-    cure: str,
-) -> Remote:
-    """Start the evaluation process of a run and return at once.
+def evaluation_process(
+    generator: GeneratorSpec, tasks: Sequence[TaskData], channel: WeightChannel, held_out: HeldOut
+) -> Run:
+    """Return the function that the evaluation process of a run runs.
 
     Args:
         generator: What its engine is made from.
         tasks: The tasks, whose verifiers and reward functions it starts.
         channel: Channel that carries the weights.
         held_out: What is evaluated.
-        environment: Additional environment variables, such as those of its GPU.
-        cure: What to do if the process lacks memory.
     """
     spec = EvaluationSpec(replace(generator, load_state=None), tuple(tasks), channel, held_out)
-    name = "the evaluation process ({})"
-    remote = LocalRemote(partial(serve, spec, FINDINGS), name, EvaluatorDied, environment)
-    remote.cure = cure
-    return remote
+    return partial(serve, spec, FINDINGS)
 
 
 @dataclass(frozen=True)

@@ -134,15 +134,18 @@ class Evaluator:
     and a checkpoint can have them. Equal weights give equal results, whenever and how often they are evaluated.
     """
 
-    def __init__(self, launch: Callable[[], Remote], channel: WeightChannel, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, launch: Callable[[], Remote], channel: WeightChannel, note: Callable[[str], None], cure: str = ""
+    ) -> None:
         """Prepare; `start` starts the process.
 
         Args:
             launch: Function that starts the process and returns at once.
             channel: Channel that carries the weights to it.
             note: Function that gets lines for the user.
+            cure: What to do if the process lacks memory.
         """
-        self.channel, self._launch, self._note = channel, launch, note
+        self.channel, self._launch, self._note, self._cure = channel, launch, note, cure
         self._remote: Remote | None = None
         self._sent: int | None = None
         self._deaths, self._writing = 0, outcome(lambda: None)
@@ -154,6 +157,7 @@ class Evaluator:
     def start(self) -> None:
         """Start the process, which loads the model; return at once."""
         self._remote = self._launch()
+        self._remote.cure = self._cure
 
     def begin(self, snapshot: Snapshot, send: SendWeights) -> None:
         """Send weights to the process and let it evaluate them; `result` has returned the last result before.

@@ -57,7 +57,7 @@ from scalerl.tasks.checks import check_rewards, reference_notes, repetition_note
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.display import RunDisplay
-from scalerl.training.evaluation_process import launch_evaluator
+from scalerl.training.evaluation_process import evaluation_process
 from scalerl.training.evaluator import Evaluator, HeldOut, Snapshot, saved_weights
 from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
@@ -220,11 +220,9 @@ def _assemble(
     held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
     channels, evaluator = [CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)], None
     if config.evaluation.overlap:
-        engine = config.placement.engine_name
-        channels.append(evaluation_channel(channel_name(config), engine, layout, path, config.lora))
-        gpu = resolved.devices["evaluator", 0].environment
-        launch = partial(launch_evaluator, spec, config.data, channels[1], held_out, gpu, cure(config))
-        evaluator = Evaluator(launch, channels[1], display.note)
+        channels.append(evaluation_channel(channel_name(config), layout, path, config.lora))
+        process = evaluation_process(spec, config.data, channels[1], held_out)
+        evaluator = Evaluator(partial(backend.launch_evaluator, process), channels[1], display.note, cure(config))
     learner = _learner(config, model, policy, channels, backend, path)
     pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
     curriculum = make_curriculum(config.data, prompts.training, config.seed, config.recipe.retire_pass_rate)

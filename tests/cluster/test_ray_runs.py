@@ -82,16 +82,22 @@ def test_tokens_sampled_on_a_cluster_have_the_log_probabilities_of_their_version
 
 @pytest.mark.slow
 def test_after_a_coordinator_is_killed_the_run_resumes_from_its_last_checkpoint(lab_model, tmp_path):
+    """Before it, the actor of the evaluations beside training is killed, which is replaced without a restart."""
     path = tmp_path / "run"
-    process = begin(lab_model, path, "--placement.scorers", "1")
+    process = begin(lab_model, path, "--placement.scorers", "1", "--evaluation.overlap", "true")
+    runs.wait_for(lambda: runs.rows(path, "metrics.jsonl"), 120, "a step")
+    kill_one(process.pid, "EvaluationActor", random.Random(1))
     runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
     assert actors(process.pid, "ScorerActor")
     kill_one(process.pid, "CoordinatorActor", random.Random(1))
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     assert "the coordinator (Ray actor) ended" in " ".join(text.split()), text
-    assert "resumed at step" in text
+    assert "resumed at step" in text and "another one evaluates step" in " ".join(text.split())
     assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 25))
+    points = runs.rows(path, "points.jsonl")
+    assert [point["step"] for point in points] == [0, 6, 12, 18, 24]
+    assert all(point["replay_difference"] < 1e-4 for point in points)
     drawn, accounted = account(path)
     assert drawn == accounted
 

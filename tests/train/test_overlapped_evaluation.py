@@ -369,15 +369,7 @@ def test_what_is_evaluated_is_equal_for_all_evaluations():
     assert HeldOut.of(replace_config(evaluated, replayed=0), LAB.data, prompts).replayed == ()
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["--placement.backend", "ray"], "placement.backend = 'ray'"),
-        (["--placement.servers", '["http://a:1"]', "--placement.engine", "vllm"], "placement.servers"),
-    ],
-)
-def test_engines_that_cannot_evaluate_beside_training_are_an_error(words, what):
-    with pytest.raises(
-        (ConfigError, ValidationError), match=f"evaluation.overlap: got true with {what}; allowed: false"
-    ):
+def test_servers_given_by_address_cannot_evaluate_beside_training():
+    words = ["--placement.servers", '["http://a:1"]', "--placement.engine", "vllm"]
+    with pytest.raises((ConfigError, ValidationError), match=r"got true with placement\.servers; allowed: false"):
         read_config(None, ["--preset", "lab", *OVERLAP, *words])

@@ -26,7 +26,8 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
         starts[number] += 1
         if placement.servers and starts[number] > 1:  # the user restarts it
             wait_for_server(placement.servers[number], placement.start_timeout_s)
-        return server_handle(spec, note, spec.place.environment)
+        own = spec.place.environment if placement.backend == "local" else {}  # Ray has set that of an actor
+        return server_handle(spec, note, own)
 
     return served_engines(specs, begin, note)
 
