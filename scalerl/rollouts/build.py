@@ -130,19 +130,13 @@ class EngineSpec:
         evaluated, fit = self._evaluated(policy)
         return training, self._torch_engine(policy, parts)(slots=evaluated, lender=training, spare_rows=max(1, fit))
 
-    def evaluator(self, note: Callable[[str], None]) -> tuple[Engine, Policy | None]:
+    def evaluator(self) -> tuple[Engine, Policy]:
         """Make an engine that only evaluates, with a cache of its own, and a policy whose weights may be replaced.
 
         A torch engine decodes with this policy, and as many sequences together as one that borrows the cache of
-        training may, so that it draws the same tokens. With a vLLM server there is no policy: its GPU has no room for
-        one. `note` receives messages about the server.
+        training may, so that it draws the same tokens.
         """
         engine, parts = self.generator.placement.engine, self._parts()
-        if engine == "vllm":
-            from scalerl.rollouts.vllm.launch import server_engines
-
-            ((_, evaluating),) = server_engines([self], note)
-            return evaluating, None
         policy = self.generator.load_policy()
         if isinstance(engine, Custom):
             engine_or_handle = make_engine(engine, replace(parts, evaluating=True))

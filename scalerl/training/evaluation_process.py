@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from scalerl.config.data import TaskData
 from scalerl.core.remote import PASSED, Run, serve
 from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
 from scalerl.models.text import TokenText
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, with_programs
@@ -63,6 +64,21 @@ class EvaluationSpec:
         return Evaluation(self)
 
 
+def engine_of(spec: EngineSpec, note: Callable[[str], None]) -> tuple[Engine, Policy | None]:
+    """Make the engine of evaluations, and a policy for replay; a vLLM server's GPU has no room for one.
+
+    Args:
+        spec: Specification of the engine.
+        note: Function that gets messages about the server.
+    """
+    if spec.generator.placement.engine != "vllm":
+        return spec.evaluator()
+    from scalerl.rollouts.vllm.launch import server_engines
+
+    ((_, evaluating),) = server_engines([spec], note)
+    return evaluating, None
+
+
 class Evaluation:
     """Evaluates snapshots with an engine that only evaluates."""
 
@@ -73,7 +89,8 @@ class Evaluation:
         if generator.hardware.device == "cpu":
             os.nice(NICENESS)
         self._notes: list[str] = []
-        engine, self._policy = EngineSpec(generator, spec.channel, 0, evaluating=True).evaluator(self._notes.append)
+        own = EngineSpec(generator, spec.channel, 0, evaluating=True)
+        engine, self._policy = engine_of(own, self._notes.append)
         self._text = TokenText(load_tokenizer(generator.policy.path, generator.policy.revision), generator.stop)
         self._engine: Engine = engine
         if generator.environments:
