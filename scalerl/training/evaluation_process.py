@@ -143,7 +143,7 @@ class Evaluation:
             The log ratios by index of the group, and the largest difference; None if nothing was compared.
         """
         if self._policy is None:
-            return {}, None  # a vLLM server, which reports the version of every token; training replays its tokens
+            return {}, None  # a vLLM server, which reports the version of every token
         firsts = [(groups[number].group, groups[number].group.rollouts[0]) for number in self._held_out.replayed]
         if not firsts:
             return {}, None
