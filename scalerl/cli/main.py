@@ -91,11 +91,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if words is not None:
         return _run(list(words))
     protect_children()
-    command = COMMANDS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    command = COMMANDS.get(name)
     prepare_streams(outlived=command is not None and command.saves)
     watch_signals()
     obey_study()
-    if len(sys.argv) > 1 and sys.argv[1] in READING:
+    if name in READING:
         # with more, the last bits of a long fit depend on the cores, and threads wait more than they compute
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

@@ -145,10 +145,10 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     another file unless they travel through memory.
     """
     version, name = channel_bytes(config, sizes) / CHANNEL_VERSIONS, channel_name(config)
-    whole = checkpoint_bytes(config, sizes) + version * config.evaluation.overlap
+    checkpoint = checkpoint_bytes(config, sizes) + version * config.evaluation.overlap
     stored = CHANNEL_VERSIONS * (name in ("directory", "adapters"))
     stored += config.evaluation.overlap and name != "shared-memory"
-    return whole * (kept_checkpoints(config) + 1) + version * stored
+    return checkpoint * (kept_checkpoints(config) + 1) + version * stored
 
 
 def checkpoint_bytes(config: RunConfig, sizes: ModelSizes) -> float:

@@ -8,6 +8,7 @@ from functools import partial
 
 from scalerl.config.data import TaskData
 from scalerl.config.run import Scoring
+from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import Group, LocalRemote, Remote, Run
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.rank_processes import RankProcesses
@@ -18,6 +19,9 @@ from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
 from scalerl.training.evaluator import EvaluatorDied
 from scalerl.training.resolve import Resolved
+
+EVALUATOR = ("evaluator", 0)
+"""Key of the evaluation process in the table of devices; only runs with `evaluation.overlap` have one."""
 
 StartRanks = Callable[[LearnerSpec, Sequence[WeightChannel]], Group]
 """(learner of each rank, channels over which they send weights) -> ranks."""
@@ -43,10 +47,10 @@ def _local(resolved: Resolved) -> Backend:
     table, place = resolved.devices, resolved.config.placement
     ranks = [at.environment for (kind, _), at in table.items() if kind == "trainer"]
     start_ranks = partial(RankProcesses.of, ranks)
-    own = table.get(("evaluator", 0), Place()).environment
+    gpus = table.get(EVALUATOR, Place()).environment
 
     def evaluator(run: Run) -> Remote:
-        return LocalRemote(run, "the evaluation process ({})", EvaluatorDied, own)
+        return LocalRemote(run, "the evaluation process ({})", EvaluatorDied, gpus)
 
     if place.engine == "vllm":
         from scalerl.rollouts.vllm.launch import server_engines
@@ -61,30 +65,30 @@ def _ray(resolved: Resolved) -> Backend:
 
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.ranks import RayRanks
-    from scalerl.cluster.remote import CoordinatorActor, EvaluationActor, RayRemote
+    from scalerl.cluster.remote import Actor, CoordinatorActor, EvaluationActor, RayRemote
     from scalerl.core.limits import ACTOR_PLACED_S
 
-    def launch(run: Run) -> Remote:
-        remote = RayRemote(ray, CoordinatorActor, run, "the coordinator (Ray actor)", WorkerDied, {"num_cpus": 0})
+    def launch(
+        kind: type[Actor], name: str, died: type[ProcessDied], resources: Mapping[str, float], run: Run
+    ) -> Remote:
+        remote = RayRemote(ray, kind, run, name, died, resources)
         remote.placed(ACTOR_PLACED_S)
         return remote
+
+    coordinator = partial(launch, CoordinatorActor, "the coordinator (Ray actor)", WorkerDied, {"num_cpus": 0})
+    gpus = resolved.devices.get(EVALUATOR, Place()).resources
+    evaluator = partial(launch, EvaluationActor, "the evaluation process (Ray actor)", EvaluatorDied, gpus)
 
     def start_ranks(spec: LearnerSpec, channels: Sequence[WeightChannel]) -> Group:
         return RayRanks(ray, spec, channels, resolved.devices["trainer", 0].resources)
 
-    def evaluator(run: Run) -> Remote:
-        resources = resolved.devices["evaluator", 0].resources
-        remote = RayRemote(ray, EvaluationActor, run, "the evaluation process (Ray actor)", EvaluatorDied, resources)
-        remote.placed(ACTOR_PLACED_S)
-        return remote
-
     count = resolved.config.placement.scorers
     if not count:
-        return Backend(launch, actor_engines, start_ranks, evaluator)
+        return Backend(coordinator, actor_engines, start_ranks, evaluator)
     from scalerl.cluster.scorers import actor_scorers
 
     scorers = partial(actor_scorers, ray, count, resolved.devices["scorer", 0].resources)
-    return Backend(launch, actor_engines, start_ranks, evaluator, scorers)
+    return Backend(coordinator, actor_engines, start_ranks, evaluator, scorers)
 
 
 BACKENDS: dict[str, Callable[[Resolved], Backend]] = {"local": _local, "ray": _ray}

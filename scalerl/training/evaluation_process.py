@@ -89,8 +89,8 @@ class Evaluation:
         if generator.hardware.device == "cpu":
             os.nice(NICENESS)
         self._notes: list[str] = []
-        own = EngineSpec(generator, spec.channel, 0, evaluating=True)
-        engine, self._policy = engine_of(own, self._notes.append)
+        engine_spec = EngineSpec(generator, spec.channel, 0, evaluating=True)
+        engine, self._policy = engine_of(engine_spec, self._notes.append)
         self._text = TokenText(load_tokenizer(generator.policy.path, generator.policy.revision), generator.stop)
         self._engine: Engine = engine
         if generator.environments:

@@ -140,7 +140,7 @@ class Evaluator:
         """Prepare; `start` starts the process.
 
         Args:
-            launch: Function that starts the process and returns at once.
+            launch: Function that starts the process; on Ray it waits until the actor has its devices.
             channel: Channel that carries the weights to it.
             note: Function that gets lines for the user.
             cure: What to do if the process lacks memory.
@@ -155,7 +155,7 @@ class Evaluator:
         """Seconds that the loop spent on this evaluation, and on showing the result of the one before."""
 
     def start(self) -> None:
-        """Start the process, which loads the model; return at once."""
+        """Start the process, and do not wait until it has loaded the model."""
         self._remote = self._launch()
         self._remote.cure = self._cure
 

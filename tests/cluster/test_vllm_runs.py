@@ -60,16 +60,16 @@ def metrics(path):
 
 @pytest.mark.slow
 def test_servers_on_ray_share_a_directory_of_weights_and_leave_nothing_behind(model, tmp_path):
-    """One actor is killed with its server's parent; Ray ends all others with the run, and that of the evaluations."""
+    """One actor is killed with its server's parent, and all others are ended by Ray with the run."""
     pytest.importorskip("ray", reason="needs Ray")
     path, before = tmp_path / "run", files()
     words = ["--placement.backend", "ray", "--placement.ray_address", "local", "--placement.generators", "2"]
-    words += ["--steps", "8", "--run-dir", str(path), "--rollouts.weights", "directory", "--evaluation.overlap", "true"]
+    words += ["--steps", "8", "--run-dir", str(path), "--rollouts.weights", "directory"]
     process = runs.start(["train", "--model", str(model), *WORDS, *words], **CPU)
     try:
-        runs.wait_for(lambda: runs.rows(path, "points.jsonl") or process.poll() is not None, STARTED, "a point")
+        runs.wait_for(lambda: len(metrics(path)) >= 2 or process.poll() is not None, STARTED, "two steps")
         started = servers(model)
-        assert sum("VLLM::" in runs.command_of(pid) for pid in started) == 6, [runs.command_of(p) for p in started]
+        assert sum("VLLM::" in runs.command_of(pid) for pid in started) == 4, [runs.command_of(p) for p in started]
         actors = [pid for pid in runs.descendants(process.pid) if "EngineActor" in runs.command_of(pid)]
         os.kill(actors[0], signal.SIGKILL)
         text, _ = process.communicate(timeout=STARTED)
@@ -78,9 +78,22 @@ def test_servers_on_ray_share_a_directory_of_weights_and_leave_nothing_behind(mo
     assert process.returncode == 0, text
     assert [row["step"] for row in metrics(path)] == list(range(1, 9))
     assert metrics(path)[-1]["engine_restarts"] <= 1
-    assert metrics(path)[0]["log_ratio_fresh"] < 5e-5  # the first batch is on policy
+    assert max(row["replay_difference"] for row in metrics(path)) < 5e-5
     assert not runs.left_of(started | servers(model), 20.0)
     assert files() <= before and list((path / "weights").glob(".serving*")) == []
+
+
+@pytest.mark.slow
+def test_on_ray_an_actor_with_a_server_of_its_own_evaluates_beside_training(model, tmp_path):
+    pytest.importorskip("ray", reason="needs Ray")
+    path, before = tmp_path / "run", files()
+    words = ["--placement.backend", "ray", "--placement.ray_address", "local", "--rollouts.weights", "directory"]
+    words += ["--evaluation.overlap", "true", "--steps", "6", "--run-dir", str(path)]
+    runs.finish("train", "--model", str(model), *WORDS, *words, **CPU)
+    assert [point["step"] for point in runs.rows(path, "points.jsonl")] == [0, 6]
+    assert "Started server process" in (path / "vllm_evaluations.log").read_text()
+    assert metrics(path)[0]["log_ratio_fresh"] < 5e-5  # the first batch is on policy
+    assert not servers(model) and files() <= before
 
 
 @pytest.mark.slow

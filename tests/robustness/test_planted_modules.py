@@ -93,17 +93,8 @@ def test_the_python_of_a_vllm_server_does_not_search_the_current_directory():
 
 @pytest.mark.slow
 def test_no_process_of_a_run_imports_from_its_directory(planted, lab_model, monkeypatch):
-    words = [
-        *runs.SMALL,
-        "--steps",
-        "8",
-        "--evaluation.every",
-        "2",
-        "--placement.generators",
-        "2",
-        "--rollouts.slots",
-        "8",
-    ]
+    words = [*runs.SMALL, "--steps", "8", "--evaluation.every", "2"]
+    words += ["--placement.generators", "2", "--rollouts.slots", "8"]
     scalerl("train", "--model", lab_model, "--run-dir", "../run", *words)
     monkeypatch.chdir("../run")
     for file in planted.iterdir():

@@ -26,8 +26,8 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
         starts[number] += 1
         if placement.servers and starts[number] > 1:  # the user restarts it
             wait_for_server(placement.servers[number], placement.start_timeout_s)
-        own = spec.place.environment if placement.backend == "local" else {}  # Ray has set that of an actor
-        return server_handle(spec, note, own)
+        environment = spec.place.environment if placement.backend == "local" else {}  # an actor has that of Ray
+        return server_handle(spec, note, environment)
 
     return served_engines(specs, begin, note)
 
