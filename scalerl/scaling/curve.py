@@ -55,6 +55,10 @@ class Curve:
     """Standard error of each metric value, shape (N,), or None. The posterior estimates the noise from the scatter of
     the points, and uses the standard errors for their relative weights and for the noise if all values are equal."""
 
+    answers: Array | None = None
+    """Number of answers behind each metric value, a share of correct ones, shape (N,), or None. The weights of the
+    points follow from it, and standard errors if there are none."""
+
     axis: str = "compute"
     """Name of the compute axis: device_hours, flops, tokens, step, or any other name."""
 
@@ -90,26 +94,29 @@ class Curve:
         hours_per_unit: float = math.nan,
         prompts: int = 0,
         training: bool = False,
+        answers: ArrayLike | None = None,
     ) -> None:
         low, high = checked_bounds(bounds)
-        compute_N, metric_N = as_numbers("compute", compute), as_numbers("metric", metric)
-        stderr_N = np.full_like(metric_N, np.nan) if stderr is None else as_numbers("stderr", stderr)
-        lengths = {"compute": len(compute_N), "metric": len(metric_N), "stderr": len(stderr_N)}
+        given = {"compute": compute, "metric": metric, "stderr": stderr, "answers": answers}
+        columns = {name: as_numbers(name, values) for name, values in given.items() if values is not None}
+        lengths = {name: len(column_N) for name, column_N in columns.items()}
         if len(set(lengths.values())) > 1:
             raise CurveError(f"columns must have the same length; got {lengths}")
-        compute_N, metric_N, stderr_N, repairs = repaired(compute_N, metric_N, stderr_N)
-        check_range(compute_N, metric_N, low, high)
-        has_stderr = np.isfinite(stderr_N).any()
-        columns = {"compute": compute_N, "metric": metric_N, "stderr": stderr_N if has_stderr else None}
+        columns, repairs = repaired(columns)
+        check_range(columns["compute"], columns["metric"], low, high)
+        if "answers" in columns and "stderr" not in columns:
+            columns["stderr"] = errors_of_share(columns["metric"], columns["answers"], (low, high))
+        for name in ("stderr", "answers"):
+            if name in columns and not np.isfinite(columns[name]).any():
+                del columns[name]
         for column_N in columns.values():
-            if column_N is not None:
-                column_N.flags.writeable = False
+            column_N.flags.writeable = False
         values = {
             "bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured,
             "hours_per_unit": 1.0 if axis == "device_hours" else float(hours_per_unit), "prompts": int(prompts),
             "training": training,
         }  # fmt: skip
-        for name, value in {**columns, **values}.items():
+        for name, value in {"stderr": None, "answers": None, **columns, **values}.items():
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
@@ -142,7 +149,7 @@ class Curve:
         return compute_text(compute, self.axis)
 
     def with_answers(self, answers: float) -> Curve:
-        """Return the curve with the standard errors of a share of correct answers, from their number behind each point.
+        """Return the curve of shares of correct answers with their number behind each point.
 
         Raises:
             CurveError: The number is not positive, or the rows have standard errors already.
@@ -151,7 +158,7 @@ class Curve:
             raise CurveError(f"the number of answers behind each point must be at least 1; got {answers:g}")
         if self.stderr is not None:
             raise CurveError("the rows have standard errors already; leave out the number of answers")
-        return replace(self, stderr=errors_of_share(self.metric, np.full(len(self), float(answers)), self.bounds))
+        return replace(self, answers=np.full(len(self), float(answers)))
 
     @property
     def what(self) -> str:
@@ -178,8 +185,8 @@ class Curve:
         return self._select(np.arange(len(self)) < count)
 
     def _select(self, keep_N: Any) -> Curve:
-        stderr = None if self.stderr is None else self.stderr[keep_N]
-        return replace(self, compute=self.compute[keep_N], metric=self.metric[keep_N], stderr=stderr)
+        columns = {name: getattr(self, name) for name in ("compute", "metric", "stderr", "answers")}
+        return replace(self, **{name: None if cells_N is None else cells_N[keep_N] for name, cells_N in columns.items()})
 
     @classmethod
     def read(
@@ -223,16 +230,15 @@ class Curve:
         axis_name = column(table, axis, AXES, "compute", source)
         metric_name = column(table, metric, METRICS, "metric", source)
         compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
-        stderr_N = as_numbers("stderr", table["stderr"]) if "stderr" in table else None
+        stderr_N, answers_N = (as_numbers(name, table[name]) if name in table else None for name in ("stderr", "answers"))
         limits = bounds or stored_bounds(table, source)
-        if stderr_N is None and "answers" in table:
-            stderr_N = errors_of_share(metric_N, as_numbers("answers", table["answers"]), limits)
         training = last_cell(table, "kind") == TRAINING_REWARD
         if training:  # its name in every figure, page and comparison
             label = f"{label} ({TRAINING_REWARD})".strip()
         return cls(
             compute_N, metric_N, limits, stderr_N, axis_name, label, measured=measured(table, label, axis_name),
             hours_per_unit=hours_per_unit(table, compute_N), prompts=prompts_of(table), training=training,
+            answers=answers_N,
         )  # fmt: skip
 
 
@@ -390,25 +396,30 @@ def as_numbers(name: str, values: ArrayLike) -> Array:
     return array
 
 
-def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array, Array, Array, tuple[str, ...]]:
+def repaired(columns: dict[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Return the columns without empty rows, in order of compute, with one row per compute, and notes about repairs."""
     notes: list[str] = []
-    full_N = ~(np.isnan(compute_N) | np.isnan(metric_N))
+    full_N = ~(np.isnan(columns["compute"]) | np.isnan(columns["metric"]))
     if not full_N.all():
         notes.append(f"left out because they have no number (NaN or empty): {rows(int((~full_N).sum()))}")
-        compute_N, metric_N, stderr_N = compute_N[full_N], metric_N[full_N], stderr_N[full_N]
-    if (np.diff(compute_N) < 0).any():
+        columns = {name: column_N[full_N] for name, column_N in columns.items()}
+    if (np.diff(columns["compute"]) < 0).any():
         notes.append("rows were not in order of compute and were sorted")
     # a stable sort: equal compute keeps the order of the file
-    order_N = np.argsort(compute_N, kind="stable")
-    compute_N, metric_N, stderr_N = compute_N[order_N], metric_N[order_N], stderr_N[order_N]
-    distinct, first, count = np.unique(compute_N, return_index=True, return_counts=True)
-    if len(distinct) < len(compute_N):
-        repeats = rows(len(compute_N) - len(distinct))
+    order_N = np.argsort(columns["compute"], kind="stable")
+    columns = {name: column_N[order_N] for name, column_N in columns.items()}
+    distinct, first, count = np.unique(columns["compute"], return_index=True, return_counts=True)
+    if len(distinct) < len(order_N):
+        repeats = rows(len(order_N) - len(distinct))
         notes.append(f"averaged because they have the same compute as another row: {repeats}")
-        metric_N = np.add.reduceat(metric_N, first) / count
-        stderr_N = np.sqrt(np.add.reduceat(stderr_N**2, first)) / count
-    return distinct, metric_N, stderr_N, tuple(notes)
+        average = {
+            "compute": lambda column_N: distinct,
+            "metric": lambda column_N: np.add.reduceat(column_N, first) / count,
+            "stderr": lambda column_N: np.sqrt(np.add.reduceat(column_N**2, first)) / count,
+            "answers": lambda column_N: np.add.reduceat(column_N, first),
+        }
+        columns = {name: average[name](column_N) for name, column_N in columns.items()}
+    return columns, tuple(notes)
 
 
 def rows(count: int) -> str:
@@ -449,4 +460,4 @@ def thinned(curve: Curve, most: int) -> Curve:
     compute = np.add.reduceat(curve.compute, edges) / count
     metric = np.clip(np.add.reduceat(curve.metric, edges) / count, *curve.bounds)
     note = f"{len(curve)} points were averaged in groups to {len(compute)}"
-    return replace(curve, compute=compute, metric=metric, stderr=None, notes=(*curve.notes, note))
+    return replace(curve, compute=compute, metric=metric, stderr=None, answers=None, notes=(*curve.notes, note))

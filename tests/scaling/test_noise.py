@@ -21,19 +21,31 @@ def test_without_standard_errors_all_points_have_equal_weight():
     assert relative_noise(with_errors([0.1, 0.2, 0.3, 0.4, 0.5], np.zeros(5))) is None
 
 
-def test_equal_numbers_of_answers_have_equal_noise():
-    p = np.array([0.1, 0.3, 0.5, 0.7, 0.9, 0.4])
-    # standard errors proportional to the square root of `binomial`
-    stderr = 0.1 * np.sqrt(p * (1 - p) + 0.01)
-    assert relative_noise(with_errors(p, stderr)) == pytest.approx(np.ones(6))
-
-
 def test_points_of_fewer_answers_are_noisier():
     p = np.full(8, 0.5) + 1e-4 * np.arange(8)  # no scatter, so the noise except OTHER_NOISE is from the answers
-    stderr = np.array([0.01, 0.03] * 4)
+    curve = Curve(np.arange(1.0, 9.0), p, answers=[900, 100] * 4)
     # variances 1 and 9 with mean 5, with a weight of 0.9: 0.9 * 1 / 5 + 0.1 and 0.9 * 9 / 5 + 0.1
     assert OTHER_NOISE == 0.1
-    assert relative_noise(with_errors(p, stderr)) ** 2 == pytest.approx(np.array([0.28, 1.72] * 4), abs=1e-3)
+    assert relative_noise(curve) ** 2 == pytest.approx(np.array([0.28, 1.72] * 4), abs=1e-3)
+
+
+def test_equal_numbers_of_answers_have_equal_noise():
+    assert relative_noise(Curve(np.arange(1.0, 7.0), [0.1, 0.3, 0.5, 0.7, 0.9, 0.4], answers=[64] * 6)) is None
+
+
+def test_a_standard_error_does_not_weight_its_own_point():
+    own = np.full(20, 0.02)
+    own[10] = 0.2  # the median of nine neighbors is 0.02
+    assert relative_noise(with_errors(np.full(20, 0.5), own)) is None
+    # half of the run on a quarter of the prompts: 0.9 * 4 / 2.5 + 0.1 and 0.9 * 1 / 2.5 + 0.1
+    halves = relative_noise(with_errors(np.full(20, 0.5), np.repeat([0.04, 0.02], 10))) ** 2
+    assert halves[[0, 5, 14, 19]] == pytest.approx([1.54, 1.54, 0.46, 0.46])
+
+
+def test_an_error_of_zero_is_unknown_and_not_certain():
+    all_right = np.append(np.full(10, 0.5), np.ones(10))
+    errors = np.append(np.full(10, 0.05), np.zeros(10))
+    assert relative_noise(with_errors(all_right, errors)) is None
 
 
 def test_scatter_beyond_the_standard_errors_is_equal_for_all_points():
@@ -44,17 +56,43 @@ def test_scatter_beyond_the_standard_errors_is_equal_for_all_points():
 
 
 def test_a_missing_standard_error_is_replaced_by_the_median():
-    noise = relative_noise(with_errors(np.full(5, 0.5), [0.01, 0.01, np.nan, 0.01, 0.01]))
-    assert noise == pytest.approx(np.ones(5))
+    assert relative_noise(with_errors(np.full(5, 0.5), [0.01, 0.01, np.nan, 0.01, 0.01])) is None
 
 
-def test_points_with_small_standard_errors_decide_the_fit():
+def plateau_at_08(num_points, seed, answers=None):
+    """A rise from 0.2 to a plateau at 0.8; a share of answers, or with a noise of 0.04."""
+    compute, rng = np.arange(1.0, num_points + 1) / num_points, np.random.default_rng(seed)
+    level = 0.2 + 0.6 / (1 + (0.12 / compute) ** 2)
+    if answers is not None:
+        return compute, rng.binomial(answers, level) / answers
+    return compute, np.clip(level + 0.04 * rng.standard_normal(num_points), 0, 1)
+
+
+@pytest.mark.parametrize("num_points", [20, 40, 80, 400])
+def test_true_standard_errors_move_the_forecast_as_little_as_those_of_another_size(num_points):
+    compute, metric = plateau_at_08(num_points, seed=0)
+    without = fit(Curve(compute, metric)).predict([2.0])
+    for error in (0.04, 0.01):
+        told = fit(Curve(compute, metric, stderr=np.full(num_points, error))).predict([2.0])
+        assert (told.mean, told.low, told.high) == (without.mean, without.low, without.high)
+
+
+@pytest.mark.parametrize("num_points", [20, 40, 80, 400])
+def test_binomial_standard_errors_leave_the_forecast_at_the_plateau(num_points):
+    for seed in range(2):
+        compute, metric = plateau_at_08(num_points, seed, answers=100)
+        own = Curve(compute, metric, stderr=np.sqrt(metric * (1 - metric) / 100))
+        for curve in (Curve(compute, metric), own, Curve(compute, metric, answers=np.full(num_points, 100))):
+            assert fit(curve).predict([2.0]).mean == pytest.approx(0.798, abs=0.06)
+
+
+def test_points_of_many_answers_decide_the_fit():
     curve = run()
     metric = curve.metric.copy()
     metric[1::2] += 0.1 * np.random.default_rng(0).standard_normal(20)
     metric = np.clip(metric, 0, 1)
-    stderr = np.where(np.arange(41) % 2, 0.1, 0.004)
-    alike, told = fit(Curve(curve.compute, metric)), fit(Curve(curve.compute, metric, stderr=stderr))
+    answers = np.where(np.arange(41) % 2, 24, 15_000)  # errors of 0.1 and 0.004
+    alike, told = fit(Curve(curve.compute, metric)), fit(Curve(curve.compute, metric, answers=answers))
     truth = 0.61
     assert abs(told.asymptote.mean - truth) < abs(alike.asymptote.mean - truth)
     assert told.asymptote.sd < 0.6 * alike.asymptote.sd
