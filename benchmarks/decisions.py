@@ -1,15 +1,15 @@
-"""Scores the printed advice: its regret on real runs against plain rules, and the calibration of its probability.
+"""Scores the printed advice: its regret on real runs against plain rules, and how often each kind of it is right.
 
     python benchmarks/decisions.py runs.csv                          # regret, as a table
     python benchmarks/decisions.py runs.csv --json decisions.json    # also as JSON
-    python benchmarks/decisions.py --simulate 1000 --seed 1          # calibration and coverage on simulated runs
+    python benchmarks/decisions.py --simulate 1000 --seed 1          # shares that were right, coverage, simulated runs
 
 The file is that of `real_curves.py`. Every run is cut at several shares of its compute. At a cut, the question is
 whether to train to twice the compute for a gain of 0.02 of the metric's range. The gain that happened is the mean of
 the points around twice the compute (1.75 to 2.25 times) minus the mean of the points in the last quarter before the
 cut, at least three. To continue costs 0.02 less the gain, to stop the gain less 0.02, if positive. This regret is
 averaged over the cuts of a repository, then over repositories, with an interval from resampled repositories. "Go back"
-ends the run, as "stop" does.
+ends the run, as "stop" does; "open" and "about" go on if the mean gain is above 0.02.
 
 Simulated runs are those of `scaling_simulation.py`, runs that follow the law to 0.5 to 16 midpoints, and flat ones,
 with 12 to 80 points and 1, 2 or 5 times the noise. Their truth is the level without noise.
@@ -44,15 +44,13 @@ RESAMPLES = 2000
 class Cut:
     """What each rule says at one cut of a run, and the gain that happened, as a share of the metric's range.
 
-    Example: `Cut("qwen-s1", "lab/countdown", 20, 0.03, 0.7, {"printed advice": True, "always stop": False})`
+    Example: `Cut("qwen-s1", "lab/countdown", 20, 0.03, {"printed advice": True, "always stop": False})`
     """
 
     run: str
     repo: str
     points: int
     gain: float
-    probability: float
-    """Probability that the printed advice is right."""
     go_on: dict[str, bool]
     """Whether each rule continues."""
 
@@ -97,13 +95,13 @@ def cuts(run: real_curves.RealRun) -> Iterator[Cut]:
         ends = np.array([1.0, 2.0]) * shown.last_compute
         line = float(np.diff(BASELINES["linear in log compute"](shown)(ends))[0]) / width
         go_on = {
-            "printed advice": advice.action == "continue",
+            "printed advice": advice.action != "go back" and advice.gain.mean > MIN_GAIN * width,
             "forecast's mean gain": mean_gain(forecast(fitted, at=["2x"])) > MIN_GAIN,
             "line in log compute": line > MIN_GAIN,
             "always continue": True,
             "always stop": False,
         }
-        yield Cut(run.name, run.repo, count, gain, advice.probability, go_on)
+        yield Cut(run.name, run.repo, count, gain, go_on)
 
 
 def by_repository(found: list[Cut], rule: str) -> dict[str, float]:
@@ -155,9 +153,8 @@ def redrawn(run: simulation.Run, noise: str, rng: simulation.Random) -> simulati
 
 
 def simulated(count: int, seed: int) -> dict[str, Any]:
-    """Return the calibration of the advice and the coverage of the forecast on simulated runs."""
-    bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
-    inside, go_ons = defaultdict(list), []
+    """Return how often each advice came true and the coverage of the forecast on simulated runs."""
+    kinds, inside = defaultdict(list), defaultdict(list)
     names = list(WORLDS)
     for number in range(count):
         rng = np.random.default_rng([seed, number])
@@ -167,23 +164,12 @@ def simulated(count: int, seed: int) -> dict[str, Any]:
         fitted = fit(run.curve)
         advice = advise(fitted)
         now, twice, four = np.clip(run.truth(np.array([1.0, 2.0, 4.0])), 0, 1)
-        gains = bool(twice - now > MIN_GAIN)
-        go_ons.append((advice.action == "continue") == gains)
-        if advice.action != "go back":
-            right = (advice.action == "continue") == gains
-            bins[min(int(advice.probability * 10), 9)].append((advice.probability, right))
+        kinds[advice.action].append(bool(twice - now > MIN_GAIN))
         band = fitted.predict([2.0, 4.0])
         inside[name].append([band.low[0] <= twice <= band.high[0], band.low[1] <= four <= band.high[1]])
     return {
         "runs": count,
-        "right": float(np.mean(go_ons)),
-        "calibration": {
-            f"{low / 10:.1f}": {
-                "answers": len(pairs), "stated": float(np.mean([p for p, _ in pairs])),
-                "right": float(np.mean([right for _, right in pairs])),
-            }
-            for low, pairs in sorted(bins.items())
-        },
+        "gained more": {kind: {"of": len(more), "share": float(np.mean(more))} for kind, more in sorted(kinds.items())},
         "coverage at 2x, 4x": {name: np.mean(hits, axis=0).tolist() for name, hits in inside.items()},
         "coverage": np.mean([hit for hits in inside.values() for hit in hits], axis=0).tolist(),
     }  # fmt: skip
@@ -198,15 +184,14 @@ def show_regret(found: list[Cut], rows: dict[str, Any]) -> None:
         interval = f"({1000 * row['low']:.1f} to {1000 * row['high']:.1f})"
         print(f"  {rule:<22} {1000 * row['regret']:5.1f} {interval:<16} most in {worst}")
     right = [(cut.go_on["printed advice"]) == (cut.gain > MIN_GAIN) for cut in found]
-    print(f"the printed advice was right in {np.mean(right):.2f}, by its own probability in "
-          f"{np.mean([cut.probability for cut in found]):.2f}")  # fmt: skip
+    print(f"the printed advice was right in {np.mean(right):.2f}")
 
 
 def show_simulated(figures: dict[str, Any]) -> None:
-    """Print calibration and coverage."""
-    print(f"{figures['runs']} simulated runs, {figures['right']:.2f} of the advice right")
-    for low, row in figures["calibration"].items():
-        print(f"  from {low}: stated {row['stated']:.2f}, right {row['right']:.2f} ({row['answers']} answers)")
+    """Print how often runs with each advice gained more than the limit, and the coverage."""
+    print(f"{figures['runs']} simulated runs")
+    for kind, row in figures["gained more"].items():
+        print(f"  {kind:<9} gained more than {MIN_GAIN:g} in {row['share']:.2f} of {row['of']}")
     print("coverage of the 90% band of the curve at 2x and 4x:", " ".join(f"{c:.2f}" for c in figures["coverage"]))
     for name, (twice, four) in figures["coverage at 2x, 4x"].items():
         print(f"  {name:<13} {twice:.2f} {four:.2f}")

@@ -9,9 +9,9 @@ the file) and metric. Each run has three splits: the first 0.3, 0.5 or 0.7 of th
 rest is predicted if it has at least 3 points. The error is the root mean square over the rest. A run has fallen if the
 mean of its last three shown points is more than 0.1 below its best mean of three neighboring points.
 
-`advise` is called at every evaluation with twice the compute and a gain of 0.01, until its advice is "stop" or "go
-back" and sure. The gain of the run with the rest of its compute is the level at the end minus the level at the stop, as
-means of a tenth of the points (raw), and of a fifth of them around the stop (smoothed).
+The condition "gain at 2x below 0.01" is judged at every evaluation, until it holds or the advice is to go back. The
+gain of the run with the rest of its compute is the level at the end minus the level at the stop, as means of a tenth of
+the points (raw), and of a fifth of them around the stop (smoothed).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 
 from scalerl.scaling import BASELINES, Curve, CurveError, advise, fit
 from scalerl.scaling.health import rolling_mean
+from scalerl.scaling.stop import judge, stop_rule
 
 FRACTIONS = (0.3, 0.5, 0.7)
 FALLEN = 0.1
@@ -82,7 +83,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Stop:
-    """The rest of a run after the first advice to end it.
+    """The rest of a run after the condition on its gain held, or after the first advice to go back.
 
     Example: `Stop("qwen-s1", "lab/countdown", "rising", "stop", 0.6, 0.004, 0.003, 0.003, -0.01)`
     """
@@ -171,14 +172,15 @@ def split(run: RealRun, fraction: float) -> Split | str | None:
 
 
 def first_stop(run: RealRun) -> Stop | None:
-    """Return the first advice to end a run, at an evaluation before the last three; None if there is none."""
+    """Return where a run would have ended, before its last three evaluations; None if nowhere."""
     curve, metric, points = run.curve, run.curve.metric, len(run.curve)
     few, many = max(3, points // 10), max(3, points // 5)
     for count in range(5, points - 2):
         shown = curve.first(count)
-        advice = advise(fit(shown), "2x", GAIN * float(np.ptp(curve.bounds)))
-        action = advice.action
-        if advice.sure and action in ("stop", "go back"):
+        fitted = fit(shown)
+        fell = advise(fitted).action == "go back"
+        if fell or judge(stop_rule(f"gain at 2x below {GAIN * float(np.ptp(curve.bounds))}"), [fitted]).holds:
+            action = "go back" if fell else "stop"
             end, around = metric[-many:].mean(), metric[max(0, count - many // 2) : count + (many + 1) // 2].mean()
             return Stop(
                 run.name, run.repo, run.kind, action,

@@ -245,7 +245,7 @@ class Run:
         task: str | None = None,
         compute: Axis | None = None,
     ) -> Advice:
-        """Return the decision on the run: continue, stop or go back, how sure that is, its gain and its price.
+        """Return what to do with the run, its gain, its price, and how often such advice was right.
 
         Args:
             budget: Total compute to consider, "2x" or a value on the compute axis.
@@ -257,11 +257,9 @@ class Run:
         Raises:
             CurveError: The curve cannot be fitted.
         """
-        from dataclasses import replace
-
         from scalerl.core.rows import read_points
         from scalerl.scaling import advise
-        from scalerl.view.outlook import way_back
+        from scalerl.view.outlook import with_way_back
 
         advice = advise(
             self.fit(task, compute),
@@ -271,7 +269,7 @@ class Run:
         )
         if advice.action != "go back":
             return advice
-        return replace(advice, remedy=way_back(self.path, read_points(self.path), self.info.tasks))
+        return with_way_back(advice, self.path, read_points(self.path), self.info.tasks)
 
     def plot(
         self,

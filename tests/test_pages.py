@@ -104,7 +104,7 @@ def test_the_table_of_constants_has_the_value_and_the_meaning_of_each(monkeypatc
     assert rows["futures", "FALLEN"].value == "0.1" and rows["counts", "LATER_FALL (noisy)"].value == "4 of 51"
     assert [name for name, row in rows.items() if not row.meaning] == []
     page = constants.on_page_markdown((ROOT / "docs" / "reference" / "scaling.md").read_text())
-    assert "| `counts` | `NO_RETURN` | `10 of 11` |" in page
+    assert "| `counts` | `NO_CLIMB` | `16 of 32` |" in page
 
 
 def test_the_tables_of_metrics_and_trainers_have_a_row_for_each(monkeypatch):

@@ -27,6 +27,7 @@ from scalerl.scaling import CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.fit import usable_points
 from scalerl.scaling.price import shared_price
 from scalerl.view.outlook import (
+    Outlook,
     Source,
     forecast_dict,
     naming,
@@ -57,6 +58,8 @@ def run_fit(words: list[str]) -> int:
         parser.add_argument(name, nargs=3, type=float, metavar=("LOW", "HIGH", "N"), help=about)
     about = "fit related runs together, such as seeds: each shrinks toward what all of them share"
     parser.add_argument("--together", action="store_true", help=about)
+    about = "also print what stands behind the advice: probability, trend, ceiling, naive forecasts, price of a point"
+    parser.add_argument("--explain", action="store_true", help=about)
     add_decision_options(parser)
     options = parser.parse_args(words)
     for name in ("asymptotes", "midpoints"):
@@ -81,7 +84,7 @@ def run_fit(words: list[str]) -> int:
                 min_gain=options.min_gain,
                 price=options.price,
             )
-            answers.append(answer_of(source, outlook.to_dict(), "\n".join(outlook.lines())))
+            answers.append(outlook_answer(source, outlook, options))
     return print_answers(answers, as_json=options.json)
 
 
@@ -124,9 +127,8 @@ def fit_runs_together(options: argparse.Namespace) -> int:
     both = fit_together([source.curve for source in sources], exclude_below=options.exclude_below)
     terms = {"min_gain": options.min_gain, "price": options.price}
     answers = [
-        answer_of(source, outlook.to_dict(), "\n".join(outlook.lines()))
+        outlook_answer(source, source_outlook(source, fit_result, **terms), options)
         for source, fit_result in zip(sources, both.fits, strict=True)
-        for outlook in [source_outlook(source, fit_result, **terms)]
     ]
     if options.json:
         runs = [{"source": answer.source, **answer.values} for answer in answers]
@@ -154,7 +156,7 @@ def run_forecast(words: list[str]) -> int:
             result = forecast(fit_source(source, options), **request)
             advice = advise(result.fit, **source.terms({"min_gain": options.min_gain, "price": options.price}))
         values = {**forecast_dict(result), "advice": advice.to_dict()}
-        answers.append(answer_of(source, values, "\n".join([*advice.lines, str(result)])))
+        answers.append(answer_of(source, values, f"{advice}\n{result}"))
     return print_answers(answers, as_json=options.json)
 
 
@@ -202,6 +204,13 @@ def answer_of(source: Source, values: dict[str, Any], text: str) -> Answer:
     """Return the answer for one curve; if it is that of a log, with what was read first."""
     log = {} if source.log is None else {"log": source.log.to_dict()}
     return Answer(str(source.path), {**values, **log}, "\n".join([*source.log_lines(), text]))
+
+
+def outlook_answer(source: Source, outlook: Outlook, options: argparse.Namespace) -> Answer:
+    """Return the answer of a fit, with what stands behind its advice if that is asked for."""
+    why = outlook.explanation() if options.explain else []
+    values = {**outlook.to_dict(), **({"explanation": why} if why else {})}
+    return answer_of(source, values, "\n".join([*outlook.lines(), *why]))
 
 
 def log_lines(sources: Sequence[Source]) -> list[str]:

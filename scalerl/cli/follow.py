@@ -21,7 +21,7 @@ from scalerl.core.errors import UserError
 from scalerl.core.limits import PAGE_CLOSE_S
 from scalerl.importers.errors import TooEarly
 from scalerl.importers.trackers import wandb_path
-from scalerl.scaling.stop import FORMS, StopRule, reason_to_stop, stop_rule
+from scalerl.scaling.stop import FORMS, StopRule, judge, stop_rule
 from scalerl.view.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
 from scalerl.view.outlook import forecast_dict
 from scalerl.view.write_back import WriteBack
@@ -30,7 +30,7 @@ EXAMPLES = """examples:
   scalerl follow run.log --devices 8
   scalerl follow grpo-run --devices 8 --page
   scalerl follow wandb:team/project/run --write
-  scalerl follow run.log --until "advice is stop" && scancel 1234
+  scalerl follow run.log --until "gain at 2x below 0.02" && scancel 1234
 
 exit codes:
   0    a condition of --until holds; without --until, the run has ended
@@ -149,24 +149,23 @@ def follow(
                 show(log, Change("condition", reason))
                 return 0
         if log.state == ENDED:
-            return missed(rules, "the run has ended") if rules else 0
+            return missed(log, rules, "the run has ended") if rules else 0
         if time.monotonic() - log.changed_at > 3600 * options.patience:
-            return missed(rules, f"nothing new for {options.patience:g} hours: {log.detail or log.path}")
+            return missed(log, rules, f"nothing new for {options.patience:g} hours: {log.detail or log.path}")
         time.sleep(max(0.0, start + options.every - time.monotonic()))
 
 
 def met(log: FollowedLog, rules: list[StopRule]) -> str | None:
     """Return the reason of the first condition that holds."""
-    assert log.outlook is not None and log.source is not None
-    min_gain = log.source.terms({"min_gain": log.reading.min_gain}).get("min_gain")
-    reasons = (reason_to_stop(rule, [log.outlook.fit], min_gain) for rule in rules)
-    return next(filter(None, reasons), None)
+    assert log.outlook is not None
+    judged = (judge(rule, [log.outlook.fit]) for rule in rules)
+    return next((judgement.text for judgement in judged if judgement.holds), None)
 
 
-def missed(rules: list[StopRule], why: str) -> int:
-    """Say why the command ends before a condition held; return the exit code."""
-    conditions = " or ".join(repr(rule.text) for rule in rules)
-    complain(f"{why}{conditions and f', before {conditions} held'}")
+def missed(log: FollowedLog, rules: list[StopRule], why: str) -> int:
+    """Say why the command ends before a condition held, and how far each was; return the exit code."""
+    fits = [log.outlook.fit] if log.outlook else []
+    complain("; ".join([why, *(judge(rule, fits).text for rule in rules)]))
     return FAILED
 
 

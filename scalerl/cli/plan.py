@@ -37,7 +37,7 @@ from scalerl.prompts.files import check_prompt_files
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.estimate import as_json
 from scalerl.scaling.price import NextGain, next_gain
-from scalerl.scaling.units import compute_text, number_text
+from scalerl.scaling.units import compute_text, money_text
 from scalerl.view.outlook import read_sources
 
 DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
@@ -136,7 +136,7 @@ def next_gains(runs: list[Path], price: float | None) -> dict[str, NextGain | st
 
 def cost_line(outcome: Outcome, steps: int) -> str:
     """Return the cost of the whole run, with its evaluations."""
-    money = "" if outcome.money is None else f" (${number_text(outcome.money)})"
+    money = "" if outcome.money is None else f" ({money_text(outcome.money)})"
     return (
         f"cost: {steps:,} updates and their evaluations take {in_units(3600.0 * outcome.hours)} and "
         f"{compute_text(outcome.device_hours, 'device_hours')}{money}"

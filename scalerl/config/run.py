@@ -259,9 +259,9 @@ class RunConfig(Part):
     steps: Count = 1000
     """Number of updates."""
     stop_when: StopWhen = ()
-    """Conditions that end the run early, such as 'advice is stop' or 'falling' (docs/scaling.md)."""
+    """Conditions that end the run early, such as 'gain at 2x below 0.02' or 'falling' (docs/scaling.md)."""
     min_gain: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Smallest gain of the held-out pass rate that is worth twice the compute; the advice is to stop below it."""
+    """Smallest gain of the held-out pass rate that is worth twice the compute: the limit of the advice."""
     price: Positive | None = None
     """Price of a device-hour, with which the advice states costs; without it, it states device-hours."""
     recipe: Recipe = SCALERL

@@ -22,7 +22,7 @@ from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.curve import TRAINING_REWARD
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.scaling.readers import JsonLines
-from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
+from scalerl.scaling.stop import StopRule, judge, stop_rule
 
 ROWS_TO_SPEAK = 10
 """Logged rows of training without an evaluation after which the callback says what it uses, or what is missing."""
@@ -84,8 +84,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         Conditions that already hold when a run is resumed are dropped for the rest of the run.
 
         Args:
-            conditions: Conditions such as "advice is stop", "gain at 2x below 0.01 with probability 0.9", "ceiling
-                identified" or "falling".
+            conditions: Conditions such as "gain at 2x below 0.01", "ceiling identified" or "falling".
 
         Raises:
             CurveError: A condition cannot be parsed.
@@ -123,8 +122,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
     def reasons(self, fit_result: Fit) -> dict[str, str]:
         """Return the conditions that hold, with the reason for each."""
-        judged = {rule.text: reason_to_stop(rule, [fit_result], self.min_gain) for rule in self.rules}
-        return {text: reason for text, reason in judged.items() if reason is not None}
+        judged = {rule.text: judge(rule, [fit_result]) for rule in self.rules}
+        return {text: judgement.text for text, judgement in judged.items() if judgement.holds}
 
     def fit_of(self, task: str) -> Fit | None:
         """Fit the curve of a task; None before its fifth evaluation."""
@@ -232,7 +231,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         except CurveError as error:  # training continues
             self.say(f"forecast  none at step {last['step']}: {error}")
             return {}
-        self.say(advice.headline)
+        self.say(str(advice))
         twice, four = forecast(fit_result, at=["2x", "4x"]).at
         value = last["pass_rate"] if "pass_rate" in last else last["metric"]
         kind = f" ({TRAINING_REWARD})" if last.get("kind") == TRAINING_REWARD else ""

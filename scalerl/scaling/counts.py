@@ -31,24 +31,11 @@ class Count(NamedTuple):
 
 STAYED_DOWN = Count(20, 26, "parts of runs that ended after a fall and recovered less than half of it")
 
-NO_RETURN = Count(
-    10,
-    11,
-    "runs that had clearly fallen at two successive evaluations and were never again more than 0.01 above their "
-    "earlier best, by means of three points",
-)
-
 NO_CLIMB = Count(
     16,
     32,
     "runs without a clear climb at an evaluation from the tenth on that ended more than 0.01 above it, by means of a "
     "fifth of the points",
-)
-
-SLOW_RISE = Count(
-    4,
-    14,
-    "runs with little noise that the forecast alone would have stopped, and that gained more than it gave a chance",
 )
 
 LATER_FALL = {

@@ -148,6 +148,12 @@ class Curve:
         """Return an amount of compute with its unit, as people say it: 12.4 TFLOP, 310 device-hours."""
         return compute_text(compute, self.axis)
 
+    @property
+    def level_format(self) -> str:
+        """Format of levels: three decimals for a pass rate, the same relative precision for other metrics."""
+        low, high = self.bounds
+        return f".{max(0, 3 - round(math.log10(high - low)))}f"
+
     def with_answers(self, answers: float) -> Curve:
         """Return the curve of shares of correct answers with their number behind each point.
 
@@ -185,8 +191,16 @@ class Curve:
         return self._select(np.arange(len(self)) < count)
 
     def _select(self, keep_N: Any) -> Curve:
-        columns = {name: getattr(self, name) for name in ("compute", "metric", "stderr", "answers")}
-        return replace(self, **{name: None if cells_N is None else cells_N[keep_N] for name, cells_N in columns.items()})
+        def kept(column_N: Array | None) -> Any:
+            return None if column_N is None else column_N[keep_N]
+
+        return replace(
+            self,
+            compute=kept(self.compute),
+            metric=kept(self.metric),
+            stderr=kept(self.stderr),
+            answers=kept(self.answers),
+        )
 
     @classmethod
     def read(
@@ -230,7 +244,9 @@ class Curve:
         axis_name = column(table, axis, AXES, "compute", source)
         metric_name = column(table, metric, METRICS, "metric", source)
         compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
-        stderr_N, answers_N = (as_numbers(name, table[name]) if name in table else None for name in ("stderr", "answers"))
+        stderr_N, answers_N = (
+            as_numbers(name, table[name]) if name in table else None for name in ("stderr", "answers")
+        )
         limits = bounds or stored_bounds(table, source)
         training = last_cell(table, "kind") == TRAINING_REWARD
         if training:  # its name in every figure, page and comparison
@@ -407,18 +423,15 @@ def repaired(columns: dict[str, Array]) -> tuple[dict[str, Array], tuple[str, ..
         notes.append("rows were not in order of compute and were sorted")
     # a stable sort: equal compute keeps the order of the file
     order_N = np.argsort(columns["compute"], kind="stable")
-    columns = {name: column_N[order_N] for name, column_N in columns.items()}
+    columns = given = {name: column_N[order_N] for name, column_N in columns.items()}
     distinct, first, count = np.unique(columns["compute"], return_index=True, return_counts=True)
     if len(distinct) < len(order_N):
         repeats = rows(len(order_N) - len(distinct))
         notes.append(f"averaged because they have the same compute as another row: {repeats}")
-        average = {
-            "compute": lambda column_N: distinct,
-            "metric": lambda column_N: np.add.reduceat(column_N, first) / count,
-            "stderr": lambda column_N: np.sqrt(np.add.reduceat(column_N**2, first)) / count,
-            "answers": lambda column_N: np.add.reduceat(column_N, first),
-        }
-        columns = {name: average[name](column_N) for name, column_N in columns.items()}
+        sums = {name: np.add.reduceat(column_N, first) for name, column_N in columns.items()}
+        columns = {**sums, "compute": distinct, "metric": sums["metric"] / count}
+        if "stderr" in given:
+            columns["stderr"] = np.sqrt(np.add.reduceat(given["stderr"] ** 2, first)) / count
     return columns, tuple(notes)
 
 

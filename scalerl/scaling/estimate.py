@@ -63,7 +63,11 @@ class Estimate:
 
     def __format__(self, spec: str) -> str:
         """Return `0.612 (0.598 to 0.627)` for the format ".3f" of its numbers; without a format, as `str`."""
-        return f"{self.mean:{spec}} ({self.low:{spec}} to {self.high:{spec}})" if spec else str(self)
+        if not spec:
+            return str(self)
+        unsigned = spec.replace(".", "z.", 1)  # 0.000, not -0.000
+        mean, low, high = (f"{value:{unsigned}}" for value in (self.mean, self.low, self.high))
+        return f"{mean} ({low} to {high})"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from scalerl.scaling.estimate import TAILS, Estimate
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.forecast import gain_at
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.units import compute_text, factor_text, number_text
+from scalerl.scaling.units import compute_text, factor_text, money_text
 
 POINT = 0.01
 """A point of the metric, as a share of its range: a percentage point of a pass rate."""
@@ -27,7 +27,7 @@ class Cost:
     """The price of an amount of compute, and of each point that it gains.
 
     Example: `Cost(compute=310.0, axis="device_hours", device_hours=310.0, money=775.0, per_point=150.0)` prints as
-    `310 device-hours ($775, $150 per point)`.
+    `310 device-hours ($775)`.
     """
 
     compute: float
@@ -46,26 +46,32 @@ class Cost:
     """Cost of each point (a hundredth of the metric's range) of the expected gain: money, or device-hours without a
     price. NaN if neither is known, or the gain is below a tenth of a point."""
 
+    @property
+    def unnamed(self) -> bool:
+        """Whether the compute has no unit that a reader knows."""
+        return self.axis == "compute" and not math.isfinite(self.device_hours)
+
     def __str__(self) -> str:
         has_hours = math.isfinite(self.device_hours)
         amount = compute_text(self.device_hours, "device_hours") if has_hours else compute_text(self.compute, self.axis)
-        money = math.isfinite(self.money)
-        notes = [f"${number_text(self.money)}"] if money else []
-        if math.isfinite(self.per_point):
-            point = f"${number_text(self.per_point)}" if money else compute_text(self.per_point, "device_hours")
-            unit = f" {amount.partition(' ')[2]}"
-            # "310 device-hours (60 per point)", but "310 device-hours (50 device-seconds per point)"
-            notes.append(f"{point.removesuffix(unit)} per point")
-        return f"{amount} ({', '.join(notes)})" if notes else amount
+        return f"{amount} ({money_text(self.money)})" if math.isfinite(self.money) else amount
+
+    def of_point(self) -> str:
+        """Return the cost of a point as text, "$150 per point"; empty if it is not known."""
+        if not math.isfinite(self.per_point):
+            return ""
+        if math.isfinite(self.money):
+            return f"{money_text(self.per_point)} per point"
+        return f"{compute_text(self.per_point, 'device_hours')} per point"
 
 
 @dataclass(frozen=True)
 class NextGain:
-    """What more compute should gain, and what it costs: the words of every output for this.
+    """What more compute should gain, and what it costs: the words of comparisons, plans and studies.
 
     Example: `NextGain(budget=620.0, factor=2.0, gain=Estimate(0.052, 0.01, 0.035, 0.068), cost=Cost(...))` prints as
-    `twice the compute (620 device-hours) should gain 0.052 (0.035 to 0.068), for another 310 device-hours ($775,
-    $149 per point)`.
+    `twice the compute (620 device-hours) should gain 0.052 (0.035 to 0.068), for another 310 device-hours ($775), $149
+    per point`.
     """
 
     budget: float
@@ -80,20 +86,10 @@ class NextGain:
     cost: Cost
     """Price of the compute between now and the budget."""
 
-    def text(self, below: float = math.nan) -> str:
-        """Return the gain and its cost as a clause.
-
-        Args:
-            below: Smallest gain that counts, if this one is below it; it then has as many digits as show this.
-        """
-        total = compute_text(self.budget, self.cost.axis)
-        short = math.isfinite(below)
-        digits = next((n for n in range(3, 8) if not short or round(self.gain.mean, n) < below), 8)
-        gain = f"should gain {'only ' if short else ''}{self.gain:.{digits}f}{f', below {below:g}' if short else ''}"
-        return f"{factor_text(self.factor)} ({total}) {gain}, for another {self.cost}"
-
     def __str__(self) -> str:
-        return self.text()
+        total, point = compute_text(self.budget, self.cost.axis), self.cost.of_point()
+        text = f"{factor_text(self.factor)} ({total}) should gain {self.gain:.3f}, for another {self.cost}"
+        return f"{text}, {point}" if point else text
 
 
 def next_gain(runs: Fit | Sequence[Fit], price: float | None = None, factor: float = 2.0) -> NextGain:

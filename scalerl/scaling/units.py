@@ -22,6 +22,13 @@ def number_text(value: float) -> str:
     return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e9 else f"{rounded:g}"
 
 
+def money_text(value: float) -> str:
+    """Return an amount of money: $37.50, $775, $12,500."""
+    if 0 < value < 100 and round(value) != round(value, 2):
+        return f"${value:.2f}"
+    return f"${number_text(value)}"
+
+
 def scale_of(value: float, axis: str) -> tuple[float, str]:
     """Return the size and the name of the unit in which people give an amount of compute on an axis."""
     unit = UNITS.get(axis, axis)

@@ -21,7 +21,7 @@ from scalerl.models.policy import rounding
 from scalerl.rollouts.pipeline import Interrupted, RolloutBatch
 from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_difference
 from scalerl.scaling import CurveError, fit
-from scalerl.scaling.stop import reason_to_stop, stop_rule
+from scalerl.scaling.stop import judge, stop_rule
 from scalerl.training.evaluator import Evaluated, Evaluator, Snapshot
 from scalerl.training.metrics import environment_row
 from scalerl.training.progress import TrainingFailed
@@ -322,7 +322,7 @@ def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config
     with suppress(CurveError):  # too few points for a fit
         fits = [fit(curve_of(curves[task], default_axis(config))) for task in config.main_tasks]
     for condition in conditions:
-        reason = reason_to_stop(stop_rule(condition), fits, config.min_gain)
-        if reason is not None:
-            return condition, reason
+        judged = judge(stop_rule(condition), fits)
+        if judged.holds:
+            return condition, judged.text
     return None

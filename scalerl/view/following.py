@@ -35,7 +35,7 @@ ended."""
 class Change:
     """What a look at a log has found.
 
-    Example: `Change("forecast", "Continue (sure, 97%): ...")`
+    Example: `Change("forecast", "Continue: ...")`
     """
 
     kind: str
@@ -131,7 +131,7 @@ class FollowedLog:
     def _take(self, source: Source) -> list[Change]:
         """Make the forecast of a curve that was read; return what has changed."""
         changes: list[Change] = []
-        before = self.outlook.advice.headline if self.outlook else ""
+        before = str(self.outlook.advice) if self.outlook else ""
         terms = {name: getattr(self.reading, name) for name in ("exclude_below", "min_gain", "price")}
         outlook, state, detail = None, FOLLOWING, ""
         try:
@@ -150,8 +150,8 @@ class FollowedLog:
             self.source, self.outlook = source, outlook
             self.changed_at = time.monotonic()
             self.version += 1
-        if outlook is not None and outlook.advice.headline != before:
-            changes.append(Change("forecast", outlook.advice.headline))
+        if outlook is not None and str(outlook.advice) != before:
+            changes.append(Change("forecast", str(outlook.advice)))
         changes += self._to(state, detail)
         if ended := self._ended():
             changes += self._to(ENDED, f"the run has ended: {ended}")
@@ -220,7 +220,7 @@ class FollowedLog:
     def snapshot(self) -> tuple[dict[str, Any], Source | None, Outlook | None]:
         """Return the log's entry in the list of the page, as JSON values, with the curve and its forecast."""
         with self.lock:
-            advice = self.outlook.advice.headline if self.outlook else ""
+            advice = str(self.outlook.advice) if self.outlook else ""
             values = {name: getattr(self, name) for name in ("id", "name", "version", "state", "detail")}
             return {**values, "path": str(self.path), "sentence": advice}, self.source, self.outlook
 

@@ -36,7 +36,7 @@ def _(shown: Fit) -> str:
         ("last point", f"{shown.curve.metric[-1]:.3f} at {shown.curve.text(shown.last_compute)}"),
     ]
     notes = [band_text(shown), *shown.warnings]
-    return joined(strong(advise(shown).headline), table(rows), picture([(shown, "")]), *map(quiet, notes))
+    return joined(strong(str(advise(shown))), table(rows), picture([(shown, "")]), *map(quiet, notes))
 
 
 @html_of.register
@@ -49,7 +49,7 @@ def _(shown: Forecast) -> str:
         for level, single in zip(shown.at, shown.evaluations, strict=True)
     ]
     head = ("", "level of the curve", evaluation)
-    advice = strong(advise(shown.fit).headline)
+    advice = strong(str(advise(shown.fit)))
     return joined(advice, table(rows, head), picture([(shown.fit, "")]), *map(quiet, shown.notes()))
 
 

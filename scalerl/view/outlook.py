@@ -12,11 +12,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
+
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
 from scalerl.scaling import Advice, Curve, CurveError, Estimate, Fit, Forecast, advise, fit, forecast
+from scalerl.scaling.advise import MIN_GAIN
+from scalerl.scaling.cases import share_that_gained
 from scalerl.scaling.readers import is_points
+from scalerl.scaling.trend import LEAST_POINTS, trend
 from scalerl.types import EvalPoint
 
 if TYPE_CHECKING:
@@ -47,12 +52,30 @@ class Outlook:
         """
         if self.advice.action != "go back":
             return self
-        return replace(self, advice=replace(self.advice, remedy=way_back(path, points, tasks)))
+        return replace(self, advice=with_way_back(self.advice, path, points, tasks))
 
     def lines(self) -> list[str]:
         """Return the outlook as text for a terminal, the decision first."""
         at = [f"at {name:<6} {level:.3f}" for name, level in zip(HORIZON, self.forecast.at, strict=True)]
-        return [*self.advice.lines, *str(self.fit).split("\n"), *at]
+        return [str(self.advice), *str(self.fit).split("\n"), *at]
+
+    def explanation(self) -> list[str]:
+        """Return what stands behind the advice, as lines for a terminal: `scalerl fit --explain`."""
+        fit, advice = self.fit, self.advice
+        probability, recent = float((fit.gain(advice.budget) > advice.limit).mean()), trend(fit.curve)
+        likely = f"probability {probability:.2f} of a gain above {advice.limit:g}"
+        if advice.counted is not None and advice.limit == MIN_GAIN * float(np.ptp(fit.curve.bounds)):
+            likely += f"; of public cases with about this probability {share_that_gained(probability):.0%} gained more"
+        naive = ", ".join(f"{name} {values[0]:.3f}" for name, values in self.forecast.baselines.items())
+        point = advice.cost.of_point()
+        return [
+            f"gain      {likely}",
+            f"trend     {recent.rise:.3f} ± {recent.error:.3f} over the last doubling of compute",
+            f"ceiling   {'' if fit.identified else 'NOT '}identified: {fit.reason}",
+            f"naive     at {HORIZON[0]}: {naive}",
+            *([f"price     {point}, a hundredth of the metric's range"] if point else []),
+            *(f"future    {sentence}" for sentence in fit.futures.sentences()),
+        ]
 
 
 def forecast_numbers(outlook: Outlook) -> dict[str, float]:
@@ -102,6 +125,11 @@ def outlook_of(fit_result: Fit, min_gain: float | None = None, price: float | No
     return Outlook(fit_result, forecast(fit_result, at=HORIZON), advise(fit_result, min_gain=min_gain, price=price))
 
 
+def with_way_back(advice: Advice, path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) -> Advice:
+    """Return the advice to go back, with the checkpoint and the command; arguments as for `way_back`."""
+    return replace(advice, sentence=f"{advice} {way_back(path, points, tasks)}")
+
+
 def way_back(path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) -> str:
     """Return what to do about a run that has fallen: its best checkpoint, and the command that goes back to it.
 
@@ -120,9 +148,9 @@ def way_back(path: Path, points: Sequence[EvalPoint], tasks: Collection[str]) ->
         step = max((saved for saved in steps if saved <= top), default=None)
         what = f"the last checkpoint before the best evaluation, step {step}"
     if step is None:
-        return "Look for the cause before training on; no checkpoint from before the fall is left to go back to."
+        return "No checkpoint from before the fall is left to go back to."
     rate = f" ({mean}pass rate {rates[step]:.3f})" if step in rates else ""
-    return f"Look for the cause, then go back to {what}{rate}: scalerl resume {path} --from-step {step}"
+    return f"{what[0].upper()}{what[1:]}{rate}: scalerl resume {path} --from-step {step}"
 
 
 def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
@@ -231,7 +259,6 @@ class Source:
         if self.log is None:
             return ""
         from scalerl.importers.bounds import FROM_VALUES
-        from scalerl.scaling.trend import LEAST_POINTS, trend
 
         if self.log.bounds_origin != FROM_VALUES or len(self.curve) < LEAST_POINTS:
             return ""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from scalerl.scaling import Curve, CurveError, Estimate, Frontier
+from scalerl.scaling import Advice, Curve, CurveError, Estimate, Frontier
 from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power, short
@@ -266,7 +266,12 @@ def _pass_rate(run: FollowedRun, task: str, of_task: str) -> Json:
 
 
 def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
-    fit_result, forecast, advice, level = run.outlook.fit, run.outlook.forecast, run.outlook.advice, _pattern(run)
+    fit_result, forecast, advice, level = (
+        run.outlook.fit,
+        run.outlook.forecast,
+        run.outlook.advice,
+        run.source.curve.level_format,
+    )
     twice, four, ceiling = forecast.at[0], forecast.at[1], fit_result.asymptote
     span = f"{ceiling.low:{level}} to {ceiling.high:{level}}"
     single = forecast.evaluations[0]
@@ -291,7 +296,7 @@ def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
                 else f"Only a range: {span}, because {fit_result.reason}"
             ],
         ),
-        _card(f"Advice{of_task}", advice.headline.partition(":")[0], [_capital(advice.explanation)], words=True),
+        _card(f"Advice{of_task}", *_decision(advice), words=True),
         _card(f"Backtest{of_task}", lines=[_backtest(run)]),
     ]
 
@@ -306,6 +311,12 @@ def _backtest(run: RunAnalysis) -> str:
         f"rest, with {half.forecast.coverage:.0%} of the points in the band; the best naive forecast ({simple}) has "
         f"{half.baselines[simple].rmse:.3f}."
     )
+
+
+def _decision(advice: Advice) -> tuple[str, list[str]]:
+    """Return the advice as the large words of a card, and the rest."""
+    words, _, rest = advice.sentence.partition(": ")
+    return words, [_capital(rest)]
 
 
 def _capital(text: str) -> str:
@@ -369,7 +380,7 @@ def log_page(entry: Json, source: Source | None, analysis: Analysis | str) -> Js
 def _last_value(curve: Curve) -> Json:
     low, high = curve.bounds
     error = math.nan if curve.stderr is None else float(curve.stderr[-1])
-    pattern = level_pattern(curve)
+    pattern = curve.level_format
     lines = [f"± {error:{pattern}} (one standard error)"] if math.isfinite(error) else []
     lines.append(f"at {curve.text(curve.last_compute)}; {len(curve)} {curve.what}; bounds {low:g} to {high:g}")
     return _card(_capital(metric_name(curve)), f"{curve.metric[-1]:{pattern}}", ["; ".join(lines)])
@@ -454,11 +465,10 @@ def _comparison(analysis: Analysis) -> Json | None:
 
 def _run_card(run: RunAnalysis) -> Json:
     fit_result, forecast, advice = run.outlook.fit, run.outlook.forecast, run.outlook.advice
-    level = _pattern(run)
+    level = run.source.curve.level_format
     twice, four, ceiling = (format(estimate, level) for estimate in (*forecast.at, fit_result.asymptote))
     last, single = run.source.curve.metric[-1], forecast.evaluations[0]
     lines = [
-        _capital(advice.explanation),
         f"The level is {forecast.now.mean:{level}} now (last evaluation {last:{level}}). The forecast is {twice} at "
         f"twice the compute and {four} at four times; {evaluation_text(fit_result.curve)} at twice the compute is "
         f"within {single.low:{level}} to {single.high:{level}}.",
@@ -469,30 +479,19 @@ def _run_card(run: RunAnalysis) -> Json:
         _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",
     ]
     warned = [*run.source.notes, *fit_result.warnings]
-    strong = f"{advice.headline.partition(':')[0]}."
-    return _card(run.source.name, lines=lines, color=run.style[0], strong=strong, notes=warned)
-
-
-def _pattern(run: RunAnalysis) -> str:
-    return level_pattern(run.source.curve)
-
-
-def level_pattern(curve: Curve) -> str:
-    """Return the format of levels: three decimals for a pass rate, the same relative precision for other metrics."""
-    low, high = curve.bounds
-    return f".{max(0, 3 - round(math.log10(high - low)))}f"
+    return _card(run.source.name, lines=lines, color=run.style[0], strong=str(advice), notes=warned)
 
 
 COLUMNS_ALONE: dict[str, Callable[[RunAnalysis], Json]] = {
     "Run": lambda run: cell(run.source.name, run.source.name, words=True, color=run.style[0]),
     "Last value": lambda run: cell(
-        f"{run.source.curve.metric[-1]:{_pattern(run)}}", float(run.source.curve.metric[-1])
+        f"{run.source.curve.metric[-1]:{run.source.curve.level_format}}", float(run.source.curve.metric[-1])
     ),
-    "Ceiling A": lambda run: interval_cell(run.outlook.fit.asymptote, _pattern(run)),
+    "Ceiling A": lambda run: interval_cell(run.outlook.fit.asymptote, run.source.curve.level_format),
     "Steepness B": lambda run: interval_cell(run.outlook.fit.efficiency, ".2f"),
     "Midpoint C_mid": lambda run: interval_cell(run.outlook.fit.midpoint, ""),
-    "At 2×": lambda run: interval_cell(run.outlook.forecast.at[0], _pattern(run)),
-    "At 4×": lambda run: interval_cell(run.outlook.forecast.at[1], _pattern(run)),
+    "At 2×": lambda run: interval_cell(run.outlook.forecast.at[0], run.source.curve.level_format),
+    "At 4×": lambda run: interval_cell(run.outlook.forecast.at[1], run.source.curve.level_format),
     "Identified": lambda run: words_cell("yes" if run.outlook.fit.identified else "not yet"),
     "Advice": lambda run: words_cell(run.outlook.advice.action),
 }
@@ -621,7 +620,10 @@ def _next_gain(arm: ArmResult) -> list[Json]:
     gain = arm.next_gain
     if gain is None:
         return [cell("–"), cell("–")]
-    return [interval_cell(gain.gain, ".3f"), cell(str(gain.cost), gain.cost.per_point, words=True)]
+    return [
+        interval_cell(gain.gain, ".3f"),
+        cell(str(gain.cost), gain.cost.per_point, words=True, small=gain.cost.of_point()),
+    ]
 
 
 def _quantity(value: Estimate | float | None, pattern: str) -> Json:

@@ -290,7 +290,7 @@ class Pages:
             return "no evaluation yet"
 
         def make() -> Analysis:
-            outlook = run_outlook(points, axis).with_way_back(run.path, all_points, tasks)
+            outlook = run_outlook(points, axis, *run.terms).with_way_back(run.path, all_points, tasks)
             with self.watcher.lock:
                 source = run.source(task, axis)
             return analyze([source], outlooks=[outlook])

@@ -37,7 +37,7 @@ class Writer(Protocol):
 def written_numbers(outlook: Outlook) -> dict[str, float]:
     """Return the forecast and the advice as numbers by the names under which they are written."""
     advice = outlook.advice
-    numbers = {**forecast_numbers(outlook), **named_numbers("gain_2x", advice.gain), "probability": advice.probability}
+    numbers = {**forecast_numbers(outlook), **named_numbers("gain_2x", advice.gain)}
     numbers["stop"] = float(advice.action == "stop")
     return {WRITTEN + name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 

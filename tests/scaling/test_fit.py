@@ -7,7 +7,7 @@ from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, paper_fit, sigmoid
 from scalerl.scaling.posterior import least_midpoint
-from scalerl.scaling.stop import ceiling_identified
+from scalerl.scaling.stop import judge, stop_rule
 
 
 def test_the_posterior_and_the_papers_procedure_agree_on_a_well_measured_run():
@@ -126,4 +126,4 @@ def test_what_is_identified_is_the_ceiling_of_this_climb_in_every_output():
     assert known.identified and known.reason.startswith("the ceiling of this climb: its standard deviation is")
     assert "the ceiling of this climb" in str(known) and "the ceiling of this climb" not in str(unknown)
     assert "the ceiling, NOT identified yet" in str(unknown)
-    assert "the ceiling of this climb is identified: " in ceiling_identified(None, known, None)
+    assert "the ceiling of this climb is identified: " in judge(stop_rule("ceiling identified"), [known]).text

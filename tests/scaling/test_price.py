@@ -26,11 +26,11 @@ def test_the_gain_and_the_cost_are_those_of_the_advice():
     fitted = fit(run(last=5000.0))
     advice, ahead = advise(fitted, price=2.5), next_gain(fitted, 2.5)
     assert ahead.gain == advice.gain and ahead.cost == advice.cost and ahead.budget == advice.budget == 10_000.0
-    assert str(ahead) in advice.headline
+    assert f"should gain {ahead.gain:.3f}" in advice.sentence and f"another {ahead.cost}" in advice.sentence
     # 5,000 more device-hours at $2.50
     assert ahead.cost.money == 12_500.0 and ahead.cost.per_point == pytest.approx(12_500 / (100 * ahead.gain.mean))
     assert str(ahead).endswith(
-        f"for another 5,000 device-hours ($12,500, ${number_text(ahead.cost.per_point)} per point)"
+        f"for another 5,000 device-hours ($12,500), ${number_text(ahead.cost.per_point)} per point"
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.price import cost_of
-from scalerl.scaling.units import compute_text, factor_text, number_text
+from scalerl.scaling.units import compute_text, factor_text, money_text, number_text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,8 @@ def test_the_cost_of_a_point_by_hand():
     hours, money = cost_of(curve(), 20.0, 0.05), cost_of(curve(), 20.0, 0.05, 2.5)
     assert (hours.device_hours, hours.per_point) == pytest.approx((20.0, 4.0)) and math.isnan(hours.money)
     assert (money.money, money.per_point) == pytest.approx((50.0, 10.0))
-    assert str(hours) == "20 device-hours (4 per point)" and str(money) == "20 device-hours ($50, $10 per point)"
+    assert str(hours) == "20 device-hours" and hours.of_point() == "4 device-hours per point"
+    assert str(money) == "20 device-hours ($50)" and money.of_point() == "$10 per point"
 
 
 def test_a_point_is_a_hundredth_of_the_range_and_none_is_bought_by_no_gain():
@@ -64,7 +65,12 @@ def test_a_point_is_a_hundredth_of_the_range_and_none_is_bought_by_no_gain():
 
 def test_without_device_hours_the_cost_is_in_the_unit_of_the_axis():
     assert str(cost_of(curve("step"), 20.0, 0.05)) == "20 steps"
-    assert str(cost_of(curve("flops", hours_per_unit=0.5), 20.0, 0.05)) == "10 device-hours (2 per point)"
+    assert str(cost_of(curve("flops", hours_per_unit=0.5), 20.0, 0.05)) == "10 device-hours"
+
+
+@pytest.mark.parametrize(("value", "text"), [(37.5, "$37.50"), (775.0, "$775"), (12_500.0, "$12,500"), (50.0, "$50")])
+def test_money_has_cents_below_a_hundred(value, text):
+    assert money_text(value) == text
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, math.nan, math.inf])

@@ -36,6 +36,8 @@ def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
     run = keys["Run"]
     fitted = answer(capsys, "fit", points)
     assert set(fitted) == run | keys["fit"] and set(fitted["advice"]) == keys["Advice"]
+    assert set(fitted["advice"]["counted"]) == keys["Counted"]
+    assert set(answer(capsys, "fit", points, "--explain")) == set(fitted) | {"explanation"}
     assert all(set(fitted[name]) == keys["Estimate"] for name in ("asymptote", "efficiency", "midpoint", "initial"))
     ahead = answer(capsys, "forecast", points, "--target", 0.6)
     assert set(ahead) == run | keys["forecast"] and set(ahead["forecast"]) == keys["Forecast"]
@@ -57,7 +59,7 @@ def test_several_runs_print_an_array_in_order(capsys, sides):
     assert [Path(each["source"]).stem for each in answers] == ["theirs-0", "theirs-1", "ours-0", "ours-1"]
     assert answers[0]["efficiency"]["high"] < 2 < answers[2]["efficiency"]["low"]
     _, out, _ = call(capsys, "fit", *sides[0])
-    assert out.count("twice the compute (") == 2 and "ours-1.jsonl\n" in out
+    assert out.count("twice the compute should gain") == 2 and "ours-1.jsonl\n" in out
 
 
 def test_a_forecast_is_given_at_the_requested_compute(capsys, points):

@@ -53,7 +53,7 @@ def test_a_condition_ends_it_with_0_and_its_reason(tmp_path, monkeypatch, capsys
     meanwhile(monkeypatch, *[lambda n=n: append(path, saturating(n, n)) for n in range(5, 60)])
     code, out, err = call(capsys, "follow", path, "--until", "gain at 2x below 0.1 with probability 0.9")
     assert code == 0 and not err
-    assert "'gain at 2x below 0.1 with probability 0.9' holds: Stop" in out.splitlines()[-1]
+    assert "'gain at 2x below 0.1 with probability 0.9' holds: share of draws above 0.1 is" in out.splitlines()[-1]
     assert "waiting: 4 of 5 evaluations" in out.splitlines()[0]
 
 
@@ -99,7 +99,7 @@ def test_json_is_one_object_per_change(tmp_path, monkeypatch, capsys):
     _, out, _ = call(capsys, "follow", path, "--devices", 8, "--price", 2, "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert [one["event"] for one in rows] == ["waiting", "forecast", "gone", "back", "restarted", "forecast"]
-    assert rows[1]["advice"]["headline"] == rows[1]["text"] and rows[1]["advice"]["cost"]["money"] > 0
+    assert rows[1]["advice"]["sentence"] == rows[1]["text"] and rows[1]["advice"]["cost"]["money"] > 0
     assert len(rows[1]["forecast"]["at"]) == 2 and rows[1]["log"]["metric"] == "reward"
     assert {"time", "source"} <= rows[0].keys()
 
@@ -107,7 +107,7 @@ def test_json_is_one_object_per_change(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--until", "gain below 1"], "got 'gain below 1'; allowed: 'advice is stop'"),
+        (["--until", "gain below 1"], "got 'gain below 1'; allowed: 'gain at 2x below 0.02'"),
         (["--every", "0"], "--every: got 0"),
         (["--patience", "-1"], "--patience"),
         (["--column", "step"], "ROLE=NAME"),

@@ -44,7 +44,7 @@ def test_the_page_shows_the_forecast_in_the_units_of_the_metric_and_what_was_rea
     cards = {card["title"]: card for block in page["blocks"] if block["kind"] == "cards" for card in block["cards"]}
     assert cards["Training reward"]["big"] == f"{last:.2f}" and "bounds " in cards["Training reward"]["lines"][0]
     assert cards["Forecast at twice the compute"]["big"] == f"{log.outlook.forecast.at[0].mean:.2f}"
-    assert cards["Advice"]["big"] == log.outlook.advice.headline.partition(":")[0]
+    assert cards["Advice"]["big"] == log.outlook.advice.sentence.partition(":")[0]
     (curves, *_) = [figure for block in page["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
     assert curves["layout"]["yaxis"]["title"]["text"] == "training reward"
     assert max(value for trace in curves["data"] for value in trace["y"] if value is not None) > 5

@@ -52,8 +52,8 @@ FITTED = fit(run())
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        (FITTED, ["ceiling A", "steepness B", "2,540 device-hours", advise(FITTED).headline]),
-        (forecast(FITTED, at=["2x", 20_000]), ["at 20,000 device-hours", "one evaluation", advise(FITTED).headline]),
+        (FITTED, ["ceiling A", "steepness B", "2,540 device-hours", str(advise(FITTED))]),
+        (forecast(FITTED, at=["2x", 20_000]), ["at 20,000 device-hours", "one evaluation", str(advise(FITTED))]),
         (
             compare(run(), run(seed=1, asymptote=0.5), names=("a<b", "grpo")),
             ["a<b has the higher", "difference of ceilings", "next gain of grpo"],

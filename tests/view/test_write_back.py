@@ -20,7 +20,7 @@ from scalerl.view.outlook import HORIZON
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Warning:sqlalchemy")
 
 NUMBERS = {f"scalerl/{name}{end}" for name in (*HORIZON, "ceiling", "gain_2x") for end in ("", "_low", "_high")}
-NUMBERS |= {"scalerl/identified", "scalerl/stop", "scalerl/probability"}
+NUMBERS |= {"scalerl/identified", "scalerl/stop"}
 
 
 class TensorBoard:
