@@ -159,7 +159,7 @@ def met(log: FollowedLog, rules: list[StopRule]) -> str | None:
     """Return the reason of the first condition that holds."""
     assert log.outlook is not None
     judged = (judge(rule, [log.outlook.fit]) for rule in rules)
-    return next((judgement.text for judgement in judged if judgement.holds), None)
+    return next((judgment.text for judgment in judged if judgment.holds), None)
 
 
 def missed(log: FollowedLog, rules: list[StopRule], why: str) -> int:

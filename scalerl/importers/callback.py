@@ -123,7 +123,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     def reasons(self, fit_result: Fit) -> dict[str, str]:
         """Return the conditions that hold, with the reason for each."""
         judged = {rule.text: judge(rule, [fit_result]) for rule in self.rules}
-        return {text: judgement.text for text, judgement in judged.items() if judgement.holds}
+        return {text: judgment.text for text, judgment in judged.items() if judgment.holds}
 
     def fit_of(self, task: str) -> Fit | None:
         """Fit the curve of a task; None before its fifth evaluation."""

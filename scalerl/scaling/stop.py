@@ -45,10 +45,10 @@ class StopRule(NamedTuple):
     """Probability with which the gain must be smaller, in (0, 1)."""
 
 
-class Judgement(NamedTuple):
+class Judgment(NamedTuple):
     """Whether a condition holds.
 
-    Example: `Judgement(False, "share of draws above 0.02 is 0.23, needed 0.10")`
+    Example: `Judgment(False, "share of draws above 0.02 is 0.23, needed 0.10")`
     """
 
     holds: bool
@@ -76,17 +76,17 @@ def stop_rule(text: str) -> StopRule:
     return StopRule(text, "gain", factor, gain, probability)
 
 
-def gains_little(rule: StopRule, fit: Fit) -> Judgement:
+def gains_little(rule: StopRule, fit: Fit) -> Judgment:
     """Judge the share of the draws with a larger gain, now and one evaluation earlier: a run is judged many times."""
     needed = f"needed {1.0 - rule.probability:.2f}"
     now = share_above(rule, fit)
     text = f"share of draws above {rule.gain:g} is {now:.2f}, {needed}"
     if now >= 1.0 - rule.probability:
-        return Judgement(False, text)
+        return Judgment(False, text)
     if len(fit.curve) <= MIN_POINTS:
-        return Judgement(False, f"{text} at two evaluations")
+        return Judgment(False, f"{text} at two evaluations")
     before = share_above(rule, earlier(fit))
-    return Judgement(before < 1.0 - rule.probability, f"{text}; one evaluation before it was {before:.2f}")
+    return Judgment(before < 1.0 - rule.probability, f"{text}; one evaluation before it was {before:.2f}")
 
 
 def share_above(rule: StopRule, fit: Fit) -> float:
@@ -99,22 +99,22 @@ def earlier(fit_result: Fit) -> Fit:
     return fit(fit_result.curve.first(len(fit_result.curve) - 1))
 
 
-def ceiling_identified(rule: StopRule, fit: Fit) -> Judgement:
+def ceiling_identified(rule: StopRule, fit: Fit) -> Judgment:
     """Judge whether the ceiling is identified."""
     if fit.identified:
-        return Judgement(True, f"{CEILING} is identified: {fit.asymptote}")
-    return Judgement(False, f"{CEILING} is not identified: {fit.reason}")
+        return Judgment(True, f"{CEILING} is identified: {fit.asymptote}")
+    return Judgment(False, f"{CEILING} is not identified: {fit.reason}")
 
 
-def falling(rule: StopRule, fit: Fit) -> Judgement:
+def falling(rule: StopRule, fit: Fit) -> Judgment:
     """Judge whether the end of the curve is below its best by more than noise explains."""
     symptom = decline(fit.curve)
     if symptom is None:
-        return Judgement(False, f"the metric is {fallen_by(fit.curve):.3f} below its best, no more than noise explains")
-    return Judgement(True, symptom.message.partition(";")[0])
+        return Judgment(False, f"the metric is {fallen_by(fit.curve):.3f} below its best, no more than noise explains")
+    return Judgment(True, symptom.message.partition(";")[0])
 
 
-JUDGES: dict[str, Callable[[StopRule, Fit], Judgement]] = {
+JUDGES: dict[str, Callable[[StopRule, Fit], Judgment]] = {
     "gain": gains_little,
     "ceiling identified": ceiling_identified,
     "falling": falling,
@@ -122,7 +122,7 @@ JUDGES: dict[str, Callable[[StopRule, Fit], Judgement]] = {
 """Functions that judge the conditions, by kind."""
 
 
-def judge(rule: StopRule, fits: Sequence[Fit]) -> Judgement:
+def judge(rule: StopRule, fits: Sequence[Fit]) -> Judgment:
     """Judge whether a run should stop.
 
     "falling" must hold for one curve, the other conditions for every curve.
@@ -137,4 +137,4 @@ def judge(rule: StopRule, fits: Sequence[Fit]) -> Judgement:
     told = [(label, of_task.text) for label, of_task in judged if of_task.holds == holds]
     text = "; ".join(f"{label}: {text}" if len(fits) > 1 else text for label, text in told)
     verb = "holds" if holds else "does not hold"
-    return Judgement(holds, f"{rule.text!r} {verb}: {text or f'fewer than {MIN_POINTS} evaluations'}")
+    return Judgment(holds, f"{rule.text!r} {verb}: {text or f'fewer than {MIN_POINTS} evaluations'}")
