@@ -21,6 +21,7 @@ from scalerl.cli.options import (
     add_versus,
     count,
     log_choices,
+    number,
 )
 from scalerl.cli.terminal import print_lines
 from scalerl.scaling import CurveError, Fit, advise, fit, forecast
@@ -52,10 +53,10 @@ def run_fit(words: list[str]) -> int:
     about = "posterior, for decisions, or paper, which repeats the paper's procedure and gives no uncertainty"
     parser.add_argument("--method", choices=("posterior", "paper"), default="posterior", help=about)
     about = "level before training, if it is known; by default it is fitted (paper: the point at compute 0)"
-    parser.add_argument("--r0", type=float, metavar="LEVEL", help=about)
+    parser.add_argument("--r0", type=number, metavar="LEVEL", help=about)
     for name, what in (("--asymptotes", "A"), ("--midpoints", "C_mid")):
         about = f"with --method paper: N equal steps of {what} to try; the paper has {PAPER_RANGES[what]}"
-        parser.add_argument(name, nargs=3, type=float, metavar=("LOW", "HIGH", "N"), help=about)
+        parser.add_argument(name, nargs=3, type=number, metavar=("LOW", "HIGH", "N"), help=about)
     about = "fit related runs together, such as seeds: each shrinks toward what all of them share"
     parser.add_argument("--together", action="store_true", help=about)
     about = "also print what stands behind the advice: probability, trend, ceiling, naive forecasts, price of a point"
@@ -144,7 +145,7 @@ def run_forecast(words: list[str]) -> int:
     about = "amounts of compute: multiples of the last point (2x), more than it (+100) or totals; default 2x 4x"
     parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=about)
     about = "level of the metric; also print the compute at which it is reached"
-    parser.add_argument("--target", type=float, help=about)
+    parser.add_argument("--target", type=number, help=about)
     about = "band of the mean of N successive evaluations around each amount, instead of one evaluation"
     parser.add_argument("--mean-of", type=count, default=1, metavar="N", help=about)
     add_decision_options(parser)
@@ -166,7 +167,7 @@ def run_compare(words: list[str]) -> int:
 
     parser = curve_parser("compare", "Compare two recipes, by one or several runs each.")
     add_versus(parser, required=True)
-    parser.add_argument("--level", type=float, help="level of the metric at which the compute needed is compared")
+    parser.add_argument("--level", type=number, help="level of the metric at which the compute needed is compared")
     add_price(parser)
     options = parser.parse_args(words)
     sources = sources_of([*options.paths, *options.versus], options)
@@ -184,7 +185,7 @@ def run_backtest(words: list[str]) -> int:
 
     parser = curve_parser("backtest", "Fit the first part of a run and score its forecast of the rest.")
     about = "shares of the compute to fit, each in (0, 1); default 0.3 0.5 0.7"
-    parser.add_argument("--fractions", nargs="+", type=float, default=[0.3, 0.5, 0.7], metavar="F", help=about)
+    parser.add_argument("--fractions", nargs="+", type=number, default=[0.3, 0.5, 0.7], metavar="F", help=about)
     options = parser.parse_args(words)
     answers = []
     for source in sources_of(options.paths, options):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
-from scalerl.cli.options import Parser, add_json, add_price, add_reading_options, count, input_path
+from scalerl.cli.options import Parser, add_json, add_price, add_reading_options, count, input_path, number
 from scalerl.cli.terminal import print_lines
 from scalerl.core.rows import read_points
 from scalerl.scaling import CurveError, design, expected_curve, expected_of_runs
@@ -40,10 +40,10 @@ def design_parser() -> Parser:
     words = "past runs or logs, whose curves and noise are expected again; without: --midpoint and so on"
     parser.add_argument("paths", nargs="*", type=input_path, metavar="RUN_OR_LOG", help=words)
     words = "compute of the planned run, in the unit of the axis (device-hours without runs)"
-    parser.add_argument("--budget", type=float, required=True, metavar="C", help=words)
+    parser.add_argument("--budget", type=number, required=True, metavar="C", help=words)
     for name, symbol in CURVE.items():
         words = f"{symbol} of the expected curve; default: like the paper's, with scatter"
-        parser.add_argument(f"--{name}", type=float, metavar=symbol, help=words)
+        parser.add_argument(f"--{name}", type=number, metavar=symbol, help=words)
     words = "evaluations of the run with the one before training; default: the fewest that are enough"
     parser.add_argument("--evaluations", type=count, metavar="N", help=words)
     words = f"held-out prompts of one evaluation; default: those of the runs, or {PROMPTS:,}"
@@ -51,9 +51,9 @@ def design_parser() -> Parser:
     words = f"samples of each prompt; default: those of the runs, or {SAMPLES}"
     parser.add_argument("--samples", type=count, metavar="K", help=words)
     words = "completions that the budget trains, for costs; default: as in the runs of this package"
-    parser.add_argument("--completions", type=float, metavar="N", help=words)
+    parser.add_argument("--completions", type=number, metavar="N", help=words)
     words = "also find the seeds that show this difference in A between two recipes"
-    parser.add_argument("--difference", type=float, metavar="D", help=words)
+    parser.add_argument("--difference", type=number, metavar="D", help=words)
     add_price(parser)
     add_reading_options(parser)
     add_json(parser)

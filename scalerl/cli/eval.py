@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.options import Parser, add_json, add_trust, count
+from scalerl.cli.options import Parser, add_json, add_trust, count, number
 from scalerl.cli.terminal import print_lines
 from scalerl.cli.train import check_inputs
 from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
@@ -52,8 +52,8 @@ def eval_parser() -> Parser:
                         'such as {"enable_thinking": false}; default: the run\'s, else none')  # fmt: skip
     parser.add_argument("--max-tokens", type=count, help=f"longest completion, tokens; default: the run's, else "
                         f"{MAX_TOKENS}")  # fmt: skip
-    parser.add_argument("--temperature", type=float, help="sampling temperature; default: the run's, else 1")
-    parser.add_argument("--top-p", type=float, help="nucleus sampling; default: the run's, else 1")
+    parser.add_argument("--temperature", type=number, help="sampling temperature; default: the run's, else 1")
+    parser.add_argument("--top-p", type=number, help="nucleus sampling; default: the run's, else 1")
     parser.add_argument("--seed", type=int, help="seed of the sampling; default: the run's, else 0")
     parser.add_argument("--slots", type=count, help="sequences decoded together; default: as many as fit in the cache")
     parser.add_argument("--engine", choices=("torch", "vllm"), default="torch", help="vllm: a server on every "

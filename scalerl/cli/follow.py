@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.options import Parser, add_decision_options, add_json, add_reading_options, reading_of
+from scalerl.cli.options import Parser, add_decision_options, add_json, add_reading_options, number, reading_of
 from scalerl.cli.terminal import print_lines
 from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
@@ -57,10 +57,10 @@ def follow_parser() -> Parser:
     about = f"end with exit code 0 when one of these holds: {FORMS}"
     parser.add_argument("--until", nargs="+", action="extend", default=[], metavar="CONDITION", help=about)
     parser.add_argument(
-        "--every", type=float, default=EVERY_S, metavar="SECONDS", help="time between two looks; default 15"
+        "--every", type=number, default=EVERY_S, metavar="SECONDS", help="time between two looks; default 15"
     )
     about = "end with exit code 1 after this time without new rows; default 24"
-    parser.add_argument("--patience", type=float, default=PATIENCE_H, metavar="HOURS", help=about)
+    parser.add_argument("--patience", type=number, default=PATIENCE_H, metavar="HOURS", help=about)
     about = "write each forecast back to the tracker that is followed, under scalerl/"
     parser.add_argument("--write", action="store_true", help=about)
     parser.add_argument("--page", action="store_true", help="serve a live page about the log, as `scalerl watch` does")

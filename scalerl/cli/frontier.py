@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
-from scalerl.cli.options import Parser, add_curve_options, add_figures, add_price, write_figures
+from scalerl.cli.options import Parser, add_curve_options, add_figures, add_price, number, write_figures
 from scalerl.cli.terminal import print_lines
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
@@ -32,7 +32,7 @@ def frontier_parser() -> Parser:
     words = "settings that vary, such as model.width,recipe.prompts_per_step; numbers count by their log"
     parser.add_argument("--vary", required=True, metavar="FIELD,...", help=words)
     words = "compute of one run, in the unit of the axis"
-    parser.add_argument("--budget", required=True, type=float, metavar="C", help=words)
+    parser.add_argument("--budget", required=True, type=number, metavar="C", help=words)
     words = "the budget is in device-hours; the same as --compute device_hours"
     parser.add_argument("--hours", dest="compute", action="store_const", const="device_hours", help=words)
     words = "CSV file with a column run, the path or name of a run, and a column for each setting"
@@ -102,13 +102,13 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
             f"{path} has no column run; it has {', '.join(table)}. Give the path or name of each run there"
         )
     rows: dict[str, dict[str, Any]] = {}
-    for number, run in enumerate(table["run"], 1):
+    for row, run in enumerate(table["run"], 1):
         if run is None or not str(run).strip():
-            raise CurveError(f"{path}: row {number} has no run; give its path or name")
+            raise CurveError(f"{path}: row {row} has no run; give its path or name")
         key = str(Path(str(run).strip()))  # without ./ and a slash at the end
         if key in rows:
-            raise CurveError(f"{path}: row {number} is a second row for the run {str(run)!r:.100}; keep one of them")
-        rows[key] = {name: cells[number - 1] for name, cells in table.items()}
+            raise CurveError(f"{path}: row {row} is a second row for the run {str(run)!r:.100}; keep one of them")
+        rows[key] = {name: cells[row - 1] for name, cells in table.items()}
     return rows
 
 

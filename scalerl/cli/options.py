@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import math
 import os
 import shutil
 import sys
@@ -121,6 +122,17 @@ def count(text: str, least: int = 1) -> int:
     return int(text)
 
 
+def number(text: str) -> float:
+    """Read the value of an option that is a number; not nan, which every comparison lets pass."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a number")
+    return value
+
+
 def add_curve_options(parser: argparse.ArgumentParser) -> None:
     """Add the runs or files whose curves a command reads, and how they are read."""
     about = "run directory, file of points, or the log of any trainer (docs/importing.md); -: standard input"
@@ -134,10 +146,10 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add_curve(parser)
     add_log_options(parser)
     parser.add_argument(
-        "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
+        "--exclude-below", type=number, default=0.0, metavar="C", help="leave out points below this compute, except 0"
     )
     about = "answers behind each point of a file without a column stderr or answers, which give its noise"
-    parser.add_argument("--answers", type=float, metavar="N", help=about)
+    parser.add_argument("--answers", type=number, metavar="N", help=about)
 
 
 def add_curve(parser: argparse.ArgumentParser, task: str = "name of the task; required if there are several") -> None:
@@ -149,14 +161,14 @@ def add_curve(parser: argparse.ArgumentParser, task: str = "name of the task; re
 def add_decision_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the decision: the gain that counts, and the price of compute."""
     about = "smallest gain that is worth twice the compute, in the metric's unit; default 0.02 of its range"
-    parser.add_argument("--min-gain", type=float, metavar="GAIN", help=about)
+    parser.add_argument("--min-gain", type=number, metavar="GAIN", help=about)
     add_price(parser)
 
 
 def add_price(parser: argparse.ArgumentParser) -> None:
     """Add the option `--price`."""
     about = "price of a device-hour; costs are then in money instead of device-hours"
-    parser.add_argument("--price", type=float, metavar="MONEY", help=about)
+    parser.add_argument("--price", type=number, metavar="MONEY", help=about)
 
 
 def add_figures(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +176,7 @@ def add_figures(parser: argparse.ArgumentParser) -> None:
     about = "also write its figures (PDF, SVG, PNG) and tables (CSV, LaTeX) to this directory, for papers"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=about)
     about = "width of these figures in inches; default 3.25, a column of a paper"
-    parser.add_argument("--width", type=float, default=3.25, metavar="INCHES", help=about)
+    parser.add_argument("--width", type=number, default=3.25, metavar="INCHES", help=about)
     parser.add_argument("--linear", action="store_true", help="linear compute axes in these figures, not logarithmic")
     parser.add_argument("--dark", action="store_true", help="these figures are for a dark background")
 
@@ -187,7 +199,7 @@ def write_figures(options: argparse.Namespace, page: dict[str, Any]) -> list[str
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how the log of a trainer is read."""
     parser.add_argument(
-        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"),
+        "--bounds", type=number, nargs=2, metavar=("LOW", "HIGH"),
         help="minimum and maximum of the metric; default: by its name, or from its values",
     )  # fmt: skip
     about = "trainer of the log; default: recognized by its columns"
@@ -196,7 +208,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metric", metavar="NAME", help=about)
     about = "name of the run; required if a log has several"
     parser.add_argument("--run", dest="run_name", metavar="NAME", help=about)
-    parser.add_argument("--devices", type=float, metavar="N", help="number of accelerators, for device-hours")
+    parser.add_argument("--devices", type=number, metavar="N", help="number of accelerators, for device-hours")
     parser.add_argument(
         "--column", action="append", default=[], metavar="ROLE=NAME",
         help="column for a role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from scalerl.cli.options import Parser, add_json
+from scalerl.cli.options import Parser, add_json, number
 from scalerl.cli.terminal import print_lines
 from scalerl.config import Scoring
 from scalerl.config.base import build, is_utf8
@@ -32,7 +32,7 @@ def score_parser() -> Parser:
     parser.add_argument("file", type=Path, help="JSONL: one object per line")
     parser.add_argument("--task", required=True, help="verifier, such as math or code")
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
-    parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
+    parser.add_argument("--timeout", type=number, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument("--sandbox", default="bubblewrap", help="bubblewrap (default) or unsafe (scoring.sandbox.mode)")
     parser.add_argument("--packages", default="", metavar="A,B", help="modules for programs (scoring.sandbox.packages)")
     parser.add_argument("--audit", action="store_true", help="compare with `expected` in the rows, or with --against")
@@ -63,8 +63,8 @@ def run_score(words: list[str]) -> int:
     if expected is not None:
         return _audit(rows, expected, arguments, scoring)
     passed, total, judged, count = 0, 0.0, 0, 0
-    for number, (prompt, score) in enumerate(_judged(rows, arguments.task, scoring), start=1):
-        value, count = (score.reward + 1) / 2, number
+    for row, (prompt, score) in enumerate(_judged(rows, arguments.task, scoring), start=1):
+        value, count = (score.reward + 1) / 2, row
         if score.counted:
             passed, total, judged = passed + score.passed, total + value, judged + 1
         if arguments.json:

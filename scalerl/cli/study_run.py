@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from scalerl.cli.options import Parser, add_trust, bare_first, count
+from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
 from scalerl.config import RunConfig, read_config
@@ -127,8 +127,8 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allocate", choices=list(ALLOCATIONS), help=words)
     add_trust(parser, "the code that the plan names")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
-    parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")
-    parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs per run on Ray; default 0")
+    parser.add_argument("--ray-cpus", type=number, default=2.0, help="cores per run on Ray; default 2")
+    parser.add_argument("--ray-gpus", type=number, default=0.0, help="GPUs per run on Ray; default 0")
 
 
 def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:

@@ -197,7 +197,7 @@ class Comparison(InNotebooks):
                 for what, lead in (("measured", self.measured), ("forecast", self.at_twice))
             ),
             f"  ratio of compute needed  {self.cost} for level {self.level:.3f}",
-            f"  difference of ceilings   {self.asymptote_difference}, {first} higher with probability "
+            f"  difference of ceilings   of these climbs {self.asymptote_difference}, {first} higher with probability "
             f"{self.probability_higher:.2f}",
             f"  ratio of steepness B     {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
             f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
@@ -530,16 +530,16 @@ def ceiling_clause(result: Comparison, same: float, margin: float) -> str:
     p = result.probability_higher
     higher = result.names[0] if p > 0.5 else result.names[1]
     if result.verdict == HIGHER:
-        return f"{higher} has the higher ceiling, by {abs(result.asymptote_difference.mean):.3f}"
+        return f"{higher} has the higher ceiling of its climb, by {abs(result.asymptote_difference.mean):.3f}"
     if result.verdict in (EFFICIENT, LATER):
         ratio = result.efficiency_ratio.mean
         steeper, factor = (result.names[0], ratio) if ratio > 1 else (result.names[1], 1 / ratio)
         but = ", but later" if result.verdict == LATER else ""
         steep = f"{steeper} is steeper (B {factor:.2f} times as large){but}"
-        return f"the ceilings are the same within ±{margin:g} ({same:.2f}), and {steep}"
+        return f"the ceilings of these climbs are the same within ±{margin:g} ({same:.2f}), and {steep}"
     if same >= PROBABLE:
-        return f"the ceilings are the same within ±{margin:g} ({same:.2f})"
-    return f"which has the higher ceiling is open ({max(p, 1.0 - p):.2f} for {higher})"
+        return f"the ceilings of these climbs are the same within ±{margin:g} ({same:.2f})"
+    return f"which climb has the higher ceiling is open ({max(p, 1.0 - p):.2f} for {higher})"
 
 
 def what_would_decide(sides: Sides, at_twice: Lead, seed_sd: float, margin: float) -> str:

@@ -104,6 +104,8 @@ class Curve:
             raise CurveError(f"columns must have the same length; got {lengths}")
         columns, repairs = repaired(columns)
         check_range(columns["compute"], columns["metric"], low, high)
+        if "answers" in columns:
+            columns["answers"][columns["answers"] < 1] = np.nan
         if "answers" in columns and "stderr" not in columns:
             columns["stderr"] = errors_of_share(columns["metric"], columns["answers"], (low, high))
         for name in ("stderr", "answers"):
@@ -308,9 +310,8 @@ def errors_of_share(metric_N: Array, answers_N: Array, bounds: tuple[float, floa
     The added answers keep the error above zero if all answers are right.
     """
     low, high = bounds
-    count_N = np.where(answers_N >= 1, answers_N, np.nan)
-    share_N = ((metric_N - low) / (high - low) * count_N + 1.0) / (count_N + 2.0)
-    return np.asarray((high - low) * np.sqrt(share_N * (1.0 - share_N) / count_N))
+    share_N = ((metric_N - low) / (high - low) * answers_N + 1.0) / (answers_N + 2.0)
+    return np.asarray((high - low) * np.sqrt(share_N * (1.0 - share_N) / answers_N))
 
 
 def prompts_of(table: Table) -> int:

@@ -150,7 +150,7 @@ class Fit(InNotebooks):
     @property
     def ceiling_name(self) -> str:
         """What A is, with what is known of it: a rise that has not begun is neither seen nor excluded."""
-        return CEILING if self.identified else "the ceiling, NOT identified yet"
+        return CEILING if self.identified else f"{CEILING}, NOT identified yet"
 
     @cached_property
     def _doubt(self) -> str | None:
@@ -202,7 +202,7 @@ class Fit(InNotebooks):
         Raises:
             CurveError: `mean_of` is below 1.
         """
-        if mean_of < 1:
+        if not mean_of >= 1:
             raise CurveError(f"mean_of must be a number of evaluations, at least 1; got {mean_of}")
         compute_M = one_axis(compute)
         starts = range(0, max(1, len(compute_M)), PREDICTED_TOGETHER)  # rows of draws do not depend on each other

@@ -16,7 +16,7 @@ import numpy as np
 from scalerl.scaling.baselines import BASELINES
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, short, summarize
-from scalerl.scaling.fit import Fit
+from scalerl.scaling.fit import CEILING, Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
 from scalerl.scaling.readers import CurveError
@@ -109,7 +109,7 @@ class Forecast(InNotebooks):
             lines.append(f"the target is reached at {self.target.text(curve.axis)}")
         lines += [*self.notes(), *self.fit.futures.sentences()]
         if not self.fit.identified:
-            lines.append(f"ceiling NOT identified: {self.fit.reason}")
+            lines.append(f"{CEILING} is NOT identified: {self.fit.reason}")
         return "\n".join(lines)
 
     def notes(self) -> list[str]:

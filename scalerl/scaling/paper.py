@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import LARGEST, Curve, as_numbers
 from scalerl.scaling.estimate import as_json, short
-from scalerl.scaling.fit import PARAMETERS, checked_r0, usable_points
+from scalerl.scaling.fit import CEILING, PARAMETERS, checked_r0, usable_points
 from scalerl.scaling.law import Array, climb, log_compute, sigmoid
 from scalerl.scaling.readers import CurveError
 
@@ -114,7 +114,7 @@ class PaperFit:
         unit = self.curve.unit
         lines = [
             f"curve     {len(self.curve)} evaluations to {short(self.curve.last_compute)} {unit}, fit of the paper",
-            f"  A       {short(self.asymptote)}   the ceiling",
+            f"  A       {short(self.asymptote)}   {CEILING}",
             f"  B       {short(self.efficiency)}   the steepness",
             f"  C_mid   {short(self.midpoint)}   the midpoint, {unit} at half of the climb",
             f"  R0      {short(self.initial)}   the level before training",

@@ -178,5 +178,5 @@ def _share(value: float) -> str:
 
 def _forecast_line(ahead: Outlook) -> str:
     twice, four = ahead.forecast.at
-    known = "" if ahead.fit.identified else " (ceiling not identified yet)"
+    known = "" if ahead.fit.identified else " (ceiling of this climb not identified yet)"
     return f"forecast 2x {twice:.3f}, 4x {four:.3f}{known}"

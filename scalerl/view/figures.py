@@ -206,7 +206,7 @@ def _draw_ceiling(axes: Any, fit_result: Fit, end: float, palette: Palette, colo
         axes.errorbar([end * 1.05], [ceiling.mean], yerr=error, fmt="_", color=color, capsize=2, lw=1)
         return
     second = palette.series[1]
-    words = f"ceiling A = {ceiling:.3f}" + ("" if fit_result.identified else ", not identified yet")
+    words = f"ceiling of this climb, A = {ceiling:.3f}" + ("" if fit_result.identified else ", not identified yet")
     x = [fit_result.last_compute, end * 1.06]
     axes.fill_between(x, ceiling.low, ceiling.high, color=second, alpha=0.14, lw=0)
     axes.plot(x, [ceiling.mean] * 2, color=second, lw=1, ls="--", label=words)

@@ -30,7 +30,7 @@ def _(shown: Fit) -> str:
     middle = shown.midpoint
     suffix = "" if shown.identified else ", not identified yet"
     rows = [
-        (f"ceiling A{suffix}", f"{shown.asymptote:.3f}"),
+        (f"ceiling of this climb, A{suffix}", f"{shown.asymptote:.3f}"),
         ("steepness B", f"{shown.efficiency:.2f}"),
         ("midpoint C_mid", range_text(middle.mean, middle.low, middle.high, shown.curve.axis)),
         ("last point", f"{shown.curve.metric[-1]:.3f} at {shown.curve.text(shown.last_compute)}"),
@@ -63,7 +63,7 @@ def _(shown: Comparison) -> str:
         ),
         (f"forecast at {curve.text(shown.at_twice.compute)}", f"{shown.at_twice.difference:.3f}"),
         (f"ratio of compute needed to {shown.level:.3f}", f"{shown.cost:.2f}"),
-        ("difference of ceilings", f"{shown.asymptote_difference:.3f}"),
+        ("difference of the climbs' ceilings", f"{shown.asymptote_difference:.3f}"),
         *((f"next gain of {name}", str(gain)) for name, gain in zip(shown.names, shown.next_gains, strict=True)),
     ]
     runs = [

@@ -9,7 +9,7 @@ A page is a title and blocks, which assets/page.js draws from top to bottom. All
         {"kind": "table", "title": "Side by side", "columns": ["Run"], "rows": [[{"text": "quick", "key": "quick"}]]},
         {"kind": "figures", "figures": [{"name": "curves", "title": "...", "data": [], "layout": {}, "choices": {}}]},
         {"kind": "metrics", "metrics": [{"name": "loss", "label": "Loss", "x": [1], "mean": [0.1]}]},
-        {"kind": "terms", "terms": {"A, the ceiling": "..."}},
+        {"kind": "terms", "terms": {"B, the steepness": "..."}},
         {"kind": "fields", "title": "Configuration", "about": "All fields", "fields": {"steps": "400"}}]}
 """
 
@@ -85,7 +85,9 @@ def _page(title: str, subtitle: str, *blocks: Json | None, kind: str = "") -> Js
 # ------------------------------------------------------------------------------------------------------------- blocks
 
 TERMS = {
-    "A, the ceiling": "the level that the run would reach with unlimited compute",
+    "A, the ceiling of this climb": (
+        "the level that the climb would reach with unlimited compute. A rise that has not begun is not in it"
+    ),
     "B, the steepness": "how steep the climb is: the larger B, the less compute the climb takes from start to end",
     "C_mid, the midpoint": "the compute at which half of the climb is complete",
     "90% interval": "contains the true value in nine of ten cases",
@@ -287,7 +289,7 @@ def _forecast_cards(run: RunAnalysis, of_task: str) -> list[Json]:
             ],
         ),
         _card(
-            f"Ceiling{of_task}",
+            f"Ceiling of this climb{of_task}",
             f"{ceiling.mean:{level}}" if fit_result.identified else "not known yet",
             [
                 f"{span} with 90% probability: the limit of the fitted curve. Forecasts are wider, because a run may "
@@ -453,7 +455,7 @@ def _comparison(analysis: Analysis) -> Json | None:
         {"color": f"@s{side}", "text": f"The {name}: {names[side]}"} for side, name in enumerate(("first", "second"))
     ]
     numbers = (
-        f"Ceilings differ by {comparison.asymptote_difference}; the first is higher with probability "
+        f"The ceilings of the climbs differ by {comparison.asymptote_difference}; the first is higher with probability "
         f"{comparison.probability_higher:.2f}. At the common ceiling {comparison.common_asymptote:.3f} the ratio of "
         f"the steepness B is {comparison.efficiency_ratio}. For the level {comparison.level:.3f} the first needs "
         f"{comparison.compute_ratio} times the compute of the second. "
@@ -474,7 +476,7 @@ def _run_card(run: RunAnalysis) -> Json:
         f"within {single.low:{level}} to {single.high:{level}}.",
         f"{_capital(CEILING)}, A, is {ceiling}."
         if fit_result.identified
-        else f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
+        else f"{_capital(CEILING)}, A, is not identified yet: {ceiling} is a range and not a result, because "
         f"{fit_result.reason}.",
         _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",
     ]
@@ -521,8 +523,8 @@ GROUPS = {
 
 STUDY_TERMS = {
     "Difference in A": (
-        f"the arm's ceiling minus the reference's. Ceilings within ±{MARGIN:g} of the metric's range count as the "
-        "same; only then are the efficiencies compared"
+        f"the ceiling of the arm's climb minus the reference's. Within ±{MARGIN:g} of the metric's range they count as "
+        "the same; only then are the efficiencies compared"
     ),
     "B at the common A": "B with the ceiling fixed at one value for all arms, because B depends strongly on it",
     "Ratio of B": "B of the arm divided by B of the reference, with the ceiling fixed at one value for both",

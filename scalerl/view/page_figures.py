@@ -364,7 +364,7 @@ def curves(analysis: Analysis) -> Figure:
     layout = titled(f"training compute ({analysis.axis})", metric_name(analysis.runs[0].source.curve))
     caption = (
         f"Dots are {dots_of([run.source.curve for run in analysis.runs])}. Lines are the fitted law with its 90% band, "
-        "dashed where it is a forecast. The mark at the right end of each line is its ceiling A with a 90% interval. "
+        "dashed where it is a forecast. The mark at the right end is the ceiling A of the climb, with a 90% interval. "
         f"{bands_text([run.outlook.fit for run in analysis.runs])} Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
@@ -417,7 +417,7 @@ def slopes(analysis: Analysis) -> Figure:
 
 def ceilings(analysis: Analysis) -> Figure:
     """Return the figure of A with intervals, by run and by recipe."""
-    return _estimates(analysis, "asymptote", "Ceiling A", "ceiling A")
+    return _estimates(analysis, "asymptote", "Ceiling A of each climb", "ceiling A of the climb")
 
 
 def steepness(analysis: Analysis) -> Figure:

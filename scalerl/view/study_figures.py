@@ -72,7 +72,7 @@ def differences(results: StudyResult) -> Figure | None:
         _equal_line(0),
     ]  # fmt: skip
     caption = (
-        f"Ceiling of each arm minus the ceiling of {results.reference}, with 90% intervals that include the scatter "
+        f"Ceiling of each arm's climb minus that of {results.reference}, with 90% intervals that include the scatter "
         f"between seeds. If an interval lies right of the line, the arm's ceiling is higher. Ceilings within the gray "
         f"band (±{margin:g}) count as the same. {_absent(results)}"
     )
@@ -179,7 +179,7 @@ def ceilings(results: StudyResult) -> Figure | None:
     low, high = min(e.low for e in estimates.values()), max(e.high for e in estimates.values())
     pad = 0.25 * (high - low)  # shows every arm's interval, but cuts very wide ones of single runs
     layout = {
-        "xaxis": {"title": {"text": "ceiling A"}, "range": plain([low - pad, high + pad])},
+        "xaxis": {"title": {"text": "ceiling A of the climb"}, "range": plain([low - pad, high + pad])},
         "yaxis": {**name_axis([arm.name for arm in estimates]), "range": [-len(estimates) + 0.1, 0.5]},
         "height": 120 + len(estimates) * (18 + 7 * max(len(arm.runs) for arm in estimates)),
     }
@@ -187,7 +187,7 @@ def ceilings(results: StudyResult) -> Figure | None:
         "Thick lines are the arms and include the scatter between seeds; thin lines below them are their runs. Lines "
         "are 90% intervals and may extend beyond the figure. An open circle is a ceiling that is not identified yet."
     )
-    return Figure("Ceiling A, by arm and seed", caption, data, layout, True)
+    return Figure("Ceiling A of each climb, by arm and seed", caption, data, layout, True)
 
 
 ORDER: tuple[Callable[[StudyResult], Figure | None], ...] = (

@@ -31,7 +31,7 @@ def test_a_clearly_higher_ceiling_is_detected():
     assert comparison.asymptote_difference.low < 0.09 < comparison.asymptote_difference.high
     assert comparison.probability_higher > 0.99
     assert comparison.sentence.startswith("The first is ahead of the second at every compute measured, at 16,000 dev")
-    assert "the first has the higher ceiling, by 0.1" in comparison.sentence
+    assert "the first has the higher ceiling of its climb, by 0.1" in comparison.sentence
 
 
 def test_the_order_of_the_sides_only_changes_the_sign():
@@ -91,7 +91,10 @@ def test_a_copy_at_twice_the_compute_is_behind_and_needs_twice_as_much():
     assert comparison.sentence.startswith(
         "dapo is ahead of grpo at every compute measured, at 16,000 device-hours by 0.0"
     )
-    assert "dapo needs 0.50 (" in comparison.sentence and "which has the higher ceiling is open" in comparison.sentence
+    assert (
+        "dapo needs 0.50 (" in comparison.sentence
+        and "which climb has the higher ceiling is open" in comparison.sentence
+    )
     assert comparison.cost.low < 0.5 < comparison.cost.high < 1
     # the same from the other side
     other = compare(stretched(run(seed=1), 2.0), run(seed=1), names=("grpo", "dapo"))

@@ -54,7 +54,7 @@ def test_each_estimate_has_its_baselines(exact):
 
 def test_a_forecast_without_an_identified_ceiling_is_marked():
     text = str(forecast(fit(run(last=1500.0))))
-    assert "ceiling NOT identified" in text
+    assert "the ceiling of this climb is NOT identified" in text
     assert "at 3,000 device-hours:" in text
 
 

@@ -69,12 +69,10 @@ def test_without_the_evaluation_before_training_the_command_asks_for_r0_and_take
         (["--method", "paper", "--asymptotes", 0.8, 0.45, 71], "--asymptotes: got 0.8 0.45 71; allowed: LOW < HIGH"),
         (["--method", "paper", "--midpoints", 100, 4000, 2.5], "a whole number N from 2 to 1000"),
         (["--method", "paper", "--midpoints", 100, 4000, 1e9], "a whole number N from 2 to 1000"),
-        (["--method", "paper", "--midpoints", 100, "nan", 10], "--midpoints: got 100 nan 10"),
         (["--method", "paper", "--midpoints", 0, 4000, 100], "the grid of C_mid must ascend within numbers above 0"),
         (["--method", "paper", "--asymptotes", 0.5, 1.2, 10], "the grid of A must ascend within [0, 1]"),
         (["--method", "paper", "--asymptotes", 0.1, 0.15, 10], "larger values with --asymptotes"),
         (["--method", "paper", "--r0", -0.1], "r0 must lie in [0, 1)"),
-        (["--method", "paper", "--r0", "nan"], "r0 must lie in [0, 1)"),
         (["--together", "--method", "paper", "--midpoints", 1, 2, 3], "--together has no --method paper"),
     ],
 )

@@ -182,3 +182,25 @@ def test_a_reading_command_changes_nothing_in_a_run(tmp_path, capsys, words):
     code, out, error = call(capsys, verb, run, *rest)
     assert code == 0 and out, error
     assert state() == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "LOG", "--min-gain", "nan"],
+        ["fit", "LOG", "--r0", "inf"],
+        ["fit", "LOG", "--answers", "nan"],
+        ["forecast", "LOG", "--target", "nan"],
+        ["forecast", "LOG", "--exclude-below", "nan"],
+        ["backtest", "LOG", "--fractions", "0.3", "nan"],
+        ["compare", "LOG", "--versus", "LOG", "--level", "nan"],
+        ["design", "--budget", "100", "--completions", "nan"],
+        ["design", "--budget", "nan"],
+        ["frontier", "LOG", "--budget", "nan"],
+        ["follow", "LOG", "--every", "nan"],
+    ],
+)
+def test_nan_is_no_number(capsys, points, words):
+    with pytest.raises(SystemExit, match="2"):
+        call(capsys, *(str(points) if word == "LOG" else word for word in words))
+    assert "allowed: a number" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale, 
     assert "a note" in shown
     two, four = fit(made).mean([32_000.0, 64_000.0])
     assert f"forecast, {two:.3f} at 2×, {four:.3f} at 4×" in legend(axes)
-    assert any(t.get_text().startswith("ceiling A = 0.6") for t in axes.get_legend().get_texts())
+    assert any(t.get_text().startswith("ceiling of this climb, A = 0.6") for t in axes.get_legend().get_texts())
     assert ("before RL" in shown) == (scale == "log")  # a linear axis shows the point itself
 
 

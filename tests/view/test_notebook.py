@@ -52,11 +52,11 @@ FITTED = fit(run())
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        (FITTED, ["ceiling A", "steepness B", "2,540 device-hours", str(advise(FITTED))]),
+        (FITTED, ["ceiling of this climb, A", "steepness B", "2,540 device-hours", str(advise(FITTED))]),
         (forecast(FITTED, at=["2x", 20_000]), ["at 20,000 device-hours", "one evaluation", str(advise(FITTED))]),
         (
             compare(run(), run(seed=1, asymptote=0.5), names=("a<b", "grpo")),
-            ["a<b has the higher", "difference of ceilings", "next gain of grpo"],
+            ["a<b has the higher", "difference of the climbs", "next gain of grpo"],
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_run_in_a_notebook_shows_its_step_and_its_forecast_or_why_there_is_non
     assert "step 0 of" in text and "No forecast yet: " in text and "at least 5 points" in text
     add_points(tmp_path / "run", range(3, 30))
     text = scalerl.load(tmp_path / "run")._repr_html_()
-    assert "ceiling A" in text and png_in(text)
+    assert "ceiling of this climb, A" in text and png_in(text)
     Balanced(text)
 
 

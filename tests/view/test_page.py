@@ -50,8 +50,10 @@ def block(made, kind):
 
 def test_the_page_has_every_run_recipe_and_number(page_file, studied):
     made = page(studied)
-    assert "ours has the higher ceiling, by 0.0" in block(made, "verdict")["sentence"]
-    assert {"A, the ceiling", "B, the steepness", "C_mid, the midpoint"} < set(block(made, "terms")["terms"])
+    assert "ours has the higher ceiling of its climb, by 0.0" in block(made, "verdict")["sentence"]
+    assert {"A, the ceiling of this climb", "B, the steepness", "C_mid, the midpoint"} < set(
+        block(made, "terms")["terms"]
+    )
     cards = block(made, "cards")["cards"]
     assert [card["title"] for card in cards] == [run.source.name for run in studied.runs]
     assert any("too few points: 7 points" in note for note in cards[3]["notes"])
