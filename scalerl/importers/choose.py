@@ -173,8 +173,9 @@ def choose(
 
 
 def scoreless_evaluation(frame: Frame) -> str:
-    """Return a column of an evaluation, if the log has one but no score of it."""
-    return next((name for name in frame.names if EVALUATION_WORD.match(name) and not is_score(name)), "")
+    """Return a column of an evaluation, if the log has one but no score of it; a single value is a setting."""
+    names = (name for name in frame.names if EVALUATION_WORD.match(name) and not is_score(name))
+    return next((name for name in names if frame.count(name) > 1), "")
 
 
 def declined(frame: Frame, dialect: Dialect, metric: str | None) -> bool:

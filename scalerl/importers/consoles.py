@@ -31,8 +31,8 @@ BLOCK = "printed names and values"
 AT_ONCE = 512
 """Lines that are parsed together."""
 
-MOST_JOINED = 400
-"""Most lines of one dictionary that was printed over several lines."""
+MOST_JOINED = 10_000
+"""Most lines of one dictionary that was printed over several lines; the settings of verl have about 700."""
 LONGEST_LINE = 4_000
 """Characters of the longest line in which pairs of names and values are searched."""
 
@@ -83,8 +83,8 @@ class Console:
         self.cut = False
         """Whether the last line has no line end, and so perhaps an incomplete last value, which is left out."""
         self._bar: tuple[int, int] | None = None
-        self._open: str = ""
-        self._open_lines = 0
+        self._open: list[str] = []
+        self._depth = 0
         self._block: dict[str, Any] = {}
         self._label: tuple[str, int] | None = None
         self._section = ""
@@ -127,15 +127,14 @@ class Console:
             self._part(part)
 
     def _part(self, text: str) -> None:
-        if self._open:
-            self._open += " " + text.strip().strip("'\"") if text.lstrip()[:1] in "'\"" else " " + text.strip()
-            self._open_lines += 1
-            opened = self._open
-            if opened.count("{") <= opened.count("}") or self._open_lines > MOST_JOINED:
-                self._open = ""
-                self._dictionary(opened)
-            return
         stripped = text.strip()
+        if "\x1b" in stripped:
+            stripped = COLOR.sub("", stripped)
+        if "pid=" in stripped:
+            stripped = RAY.sub("", stripped)
+        if self._open:
+            self._continue(stripped)
+            return
         if not stripped:
             return
         if stripped[0] == "{" and stripped[1:2] != "'":
@@ -146,10 +145,6 @@ class Console:
             if stripped[1:2] == '"':
                 self.bad[self.lines] = f"{stripped:.60}"
                 return
-        if "\x1b" in stripped:
-            stripped = COLOR.sub("", stripped)
-        if "pid=" in stripped:
-            stripped = RAY.sub("", stripped)
         if "step:" in stripped and (match := VERL.search(stripped)):
             self._verl(match)
             return
@@ -157,12 +152,26 @@ class Console:
             self._bar = (int(bars[-1][0]), int(bars[-1][1]))
         if "{'" in stripped or '{"' in stripped:
             if stripped.count("{") > stripped.count("}"):
-                self._open, self._open_lines = stripped, 1
+                self._open, self._depth = [stripped], stripped.count("{") - stripped.count("}")
             else:
                 self._dictionary(stripped)
             return
         if len(stripped) <= LONGEST_LINE:
             self._plain(stripped)
+
+    def _continue(self, text: str) -> None:
+        """Read a further line of a dictionary that was printed over several lines."""
+        if VERL.search(text):  # what was open does not end
+            self._open = []
+            self._part(text)
+            return
+        self._open.append(text.strip("'\"") if text[:1] in ("'", '"') else text)
+        self._depth += text.count("{") - text.count("}")
+        if self._depth > 0 and len(self._open) <= MOST_JOINED:
+            return
+        opened, self._open = " ".join(self._open), []
+        if opened.count("{") == 1 or not opened.startswith("{"):  # else settings, dictionaries in a dictionary
+            self._dictionary(opened)
 
     # ------------------------------------------------------------------------------------------------ kinds of lines
 

@@ -1,7 +1,9 @@
 """Each framework's log gives the same curve: 60 s per step on 8 GPUs, with a score of step / 100 every fifth step."""
 
 import json
+import re
 from pathlib import Path
+from pprint import pformat
 
 import builders
 import pytest
@@ -42,6 +44,27 @@ def test_verl_times_exclude_validation_and_checkpoints_in_all_versions(tmp_path,
     assert imported.metric == "val-core/gsm8k/acc/mean@4" and imported.rows[0]["task"] == "gsm8k"
     assert imported.rows[-1]["tokens"] == 4800 * 30
     assert any("subtracted" in note for note in imported.notes) == inside
+
+
+SETTINGS = {
+    "actor_rollout_ref": {"actor": {"optim": {"lr": 1e-6, "betas": (0.9, 0.95)}, "clip_ratio": 0.2}, "hybrid": True},
+    "algorithm": {"adv_estimator": "grpo", "kl_ctrl": {"kl_coef": 0.001, "type": "fixed"}},
+    "trainer": {"test_freq": 5, "val_before_train": False, "logger": ["console", "wandb"], "project": "a {b} c"},
+}
+
+
+@pytest.mark.parametrize("unclosed", [False, True])
+@pytest.mark.parametrize("before", ["", "\x1b[36m(TaskRunner pid=71)\x1b[0m "])
+def test_settings_printed_over_several_lines_hide_nothing_and_are_no_evaluation(tmp_path, before, unclosed):
+    printed = pformat(SETTINGS, width=50).splitlines()
+    printed = "".join(f"{before}{line}\n" for line in (printed[:-1] if unclosed else printed))
+    (path,) = write(tmp_path, run_log=printed + builders.verl_console())
+    imported = read(path)
+    check(imported, "verl")
+    assert not any("clip_ratio" in name or "test_freq" in name for name in imported.others)
+    unevaluated = re.sub(r" - (val-|timing_s/testing)[^ ]*", "", builders.verl_console())
+    (path,) = write(tmp_path, run_log=printed + unevaluated)
+    assert read(path).metric == "critic/score/mean"
 
 
 @pytest.mark.parametrize("inside", [False, True])
