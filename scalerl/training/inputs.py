@@ -1,7 +1,12 @@
-"""What a run reads again when it resumes, as digests in every checkpoint: rows, prompts, tokenizer and model.
+"""What a run reads again when it resumes, as digests in every checkpoint; a resume compares them with what it finds.
 
-A resume compares them with what it finds, before it trains on anything else. Weights that the run trains are not read
-again; those of the base model of adapters are.
+rows, their prompts     every run; other rows or tokens are an error
+tokenizer, config.json, end tokens     every run; a change is an error
+weights of the start    with adapters (their base) and with a KL term (its reference); a change is an error
+code                    functions, environments, agents and programs of the configuration; a change is a note
+
+Weights that the run trains, the optimizer and the sequences in flight are in the checkpoint itself. A judge is an
+address, and the revision of a hub name is pinned in config.toml.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from scalerl.config.run import RunConfig
+from scalerl.config.trust import code_of
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.exact import exact_bytes
 from scalerl.core.manifest import digest
@@ -108,7 +115,9 @@ def _changed_rows(prompts: Sequence[Prompt], new: npt.NDArray[np.bool_], missing
     return f"{source}: row {int(missing.argmax()) + 1} of those with which the run began is missing ({counts})"
 
 
-def model_inputs(spec: PolicySpec, policy: Policy, tokenizer: Any, prompts: PromptSplit) -> dict[str, Any]:
+def model_inputs(
+    spec: PolicySpec, policy: Policy, tokenizer: Any, prompts: PromptSplit, *, reference: bool
+) -> dict[str, Any]:
     """Return what a run takes from the directory of its model, besides the weights that it trains.
 
     Files of frozen weights are digested as a whole: 0.12 s per GB that is in the page cache, from which the model has
@@ -119,6 +128,7 @@ def model_inputs(spec: PolicySpec, policy: Policy, tokenizer: Any, prompts: Prom
         policy: The loaded model.
         tokenizer: The model's tokenizer.
         prompts: The prompts of the run.
+        reference: Whether the loss has a KL term, whose reference is the model before training.
     """
     from transformers import PretrainedConfig
 
@@ -127,7 +137,7 @@ def model_inputs(spec: PolicySpec, policy: Policy, tokenizer: Any, prompts: Prom
         "config.json": {k: v for k, v in settings.items() if k not in NOTED and not k.startswith("_")},
         "end tokens": [tokenizer.convert_ids_to_tokens(token) for token in stop_tokens(policy, tokenizer)],
         "tokenizer": tokenizer_inputs(tokenizer, any(TURNS in prompt.columns for prompt in prompts.all_prompts)),
-        "weights": _weight_digests(spec) if spec.lora else {},
+        "weights": _weight_digests(spec) if spec.lora or reference else {},
     }
 
 
@@ -192,10 +202,21 @@ def check_model(before: Mapping[str, Any], now: Mapping[str, Any], path: str, ru
             what = {
                 "config.json": f"config.json has changed: {'; '.join(shown)}",
                 "tokenizer": f"the tokenizer has changed: {', '.join(names)}",
-                "weights": f"the weights of the model have changed, on which the run's adapters were trained: "
-                f"{', '.join(names[:3])}",
+                "weights": "the weights of the model have changed, on which the run's adapters or the reference of its "
+                f"KL term rest: {', '.join(names[:3])}",
             }[part]
         raise ConfigError(f"model.path: {path}: {what}. {_advice('the model', run)}")
+
+
+def code_inputs(config: RunConfig) -> dict[str, str]:
+    """Return digests of the code that a configuration runs, by field and name; "" if it has no file."""
+    return {f"{code.field} = {code.name}": code.digest for code in code_of(config)}
+
+
+def code_notes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return a note on each piece of code that has changed since a checkpoint; a resume goes on with the new one."""
+    changed = [name for name, content in now.items() if before.get(name, content) != content]
+    return [f"{name} has changed since the checkpoint; the run goes on with the code of today" for name in changed]
 
 
 def _advice(what: str, run: Path) -> str:

@@ -59,7 +59,7 @@ from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.display import RunDisplay
 from scalerl.training.evaluation_process import evaluation_process
 from scalerl.training.evaluator import Evaluator, HeldOut, Snapshot, saved_weights
-from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
+from scalerl.training.inputs import check_model, check_prompts, code_inputs, code_notes, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import Resolved, arithmetic_notes, dated, length_notes, pinned, resolve
@@ -182,13 +182,15 @@ def _assemble(
     text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
     scoring = ScoringService(backend.scorers(config.data, config.scoring), text.judged)
     check_replies(prompts.all_prompts, tokenizer, config.scoring)
-    inputs["model"] = model_inputs(model, policy, tokenizer, prompts)
+    inputs["model"] = model_inputs(model, policy, tokenizer, prompts, reference=config.recipe.kl_coefficient > 0)
+    inputs["code"] = code_inputs(config)
     if state:
         check_model(state["inputs"]["model"], inputs["model"], model_path, path)
     check_length(policy, rule, longest)
     check_sampled(config, model, policy)
     repeated = check_rewards(config.data, config.scoring, prompts.training, repetitions=not state)
-    notes = [*resolved.notes, *_notes(config, prompts, rule, state), *repeated]
+    changed = code_notes(state["inputs"].get("code", {}), inputs["code"]) if state else []
+    notes = [*resolved.notes, *_notes(config, prompts, rule, state), *repeated, *changed]
     vocabulary, sizes = policy.vocab_size, policy.sizes  # those of the engines' model, which has no adapters
     policy = model.adapted(policy)
     display.configured(config)

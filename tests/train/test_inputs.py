@@ -17,7 +17,7 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import load_policy
 from scalerl.placement.choices import policy_spec
 from scalerl.prompts.dataset import PromptSplit, load_prompts
-from scalerl.training.inputs import check_model, check_prompts, model_inputs, prompt_inputs
+from scalerl.training.inputs import check_model, check_prompts, code_inputs, code_notes, model_inputs, prompt_inputs
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": {"a": a}} for a in range(4) for b in range(5)]
 
@@ -142,19 +142,21 @@ CHANGES = {
     "norms": (scale_norms, r"the weights of the model have changed, on which .* adapters .*: model\.safetensors"),
     "one weight": (nudge_one_weight, r"the weights of the model have changed"),
 }  # fmt: skip
-ADAPTERS = ("norms", "one weight")
+FROZEN = {"norms": ("--model.lora.rank", "2"), "one weight": ("--recipe.kl_coefficient", "0.01")}
+"""Options with which a run reads the weights of the start model again."""
 
 
 def inputs_of(model, *words):
     config = read_config(None, ["--model", str(model), "--preset", "lab", *words])
     policy, tokenizer = load_policy(str(model)), load_tokenizer(str(model))
-    return model_inputs(policy_spec(config, str(model)), policy, tokenizer, load_prompts(config, tokenizer))
+    spec, prompts = policy_spec(config, str(model)), load_prompts(config, tokenizer)
+    return model_inputs(spec, policy, tokenizer, prompts, reference=config.recipe.kl_coefficient > 0)
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_model_is_an_error_with_what_changed(lab_model, tmp_path, change):
     model, (apply, message) = Path(shutil.copytree(lab_model, tmp_path / "m")), CHANGES[change]
-    words = ["--model.lora.rank", "2"] if change in ADAPTERS else []
+    words = FROZEN.get(change, ())
     before = saved(inputs_of(model, *words), tmp_path / "saved")
     check_model(before, inputs_of(model, *words), str(model), tmp_path)
     apply(model)
@@ -170,6 +172,20 @@ def test_what_a_run_does_not_use_may_change(lab_model, tmp_path):
     edit(model / "config.json", transformers_version="4.0.0", dtype="bfloat16")
     edit(model / "tokenizer_config.json", chat_template="{{ messages[0].content }}", model_max_length=7)
     check_model(before, inputs_of(model), str(model), tmp_path)
+
+
+def test_changed_code_of_a_reward_function_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "rewards_of_a_resume.py"
+    file.write_text("def right(prompts, completions, **columns): return [0.0 for _ in completions]\n")
+    words = ["--data", str(write(tmp_path / "p.jsonl", ROWS)), "--reward", "rewards_of_a_resume:right"]
+    before = code_inputs(read_config(None, words))
+    assert list(before) == ["data.reward = rewards_of_a_resume:right"]
+    assert code_notes(before, code_inputs(read_config(None, words))) == []
+    file.write_text(file.read_text().replace("0.0", "1.0"))
+    (note,) = code_notes(before, code_inputs(read_config(None, words)))
+    assert note.startswith("data.reward = rewards_of_a_resume:right has changed since the checkpoint")
 
 
 @pytest.mark.slow
