@@ -179,7 +179,8 @@ def test_changed_code_of_a_reward_function_is_a_note(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "rewards_of_a_resume.py"
     file.write_text("def right(prompts, completions, **columns): return [0.0 for _ in completions]\n")
-    words = ["--data", str(write(tmp_path / "p.jsonl", ROWS)), "--reward", "rewards_of_a_resume:right"]
+    data = str(write(tmp_path / "p.jsonl", ROWS))
+    words = ["--model", "some/model", "--data", data, "--reward", "rewards_of_a_resume:right"]
     before = code_inputs(read_config(None, words))
     assert list(before) == ["data.reward = rewards_of_a_resume:right"]
     assert code_notes(before, code_inputs(read_config(None, words))) == []
