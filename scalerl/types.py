@@ -129,9 +129,9 @@ class Rollout:
     sampled: BoolArray
     """[T] False for injected tokens, which are context and never enter the loss."""
     truncated: bool
-    """Whether it reached its length limit without a stop token."""
+    """Whether it, or a turn of it, reached its length limit without a stop token."""
     interrupted: bool
-    """Whether its thinking was ended by the inserted phrase."""
+    """Whether its thinking, or that of a turn, was ended by the inserted phrase."""
     outcome: Outcome | None = None
     """End of a rollout with an environment, whose replies are among the tokens that were not sampled."""
     experts: ExpertArray | None = None
@@ -155,6 +155,21 @@ class Rollout:
     def sequences(self) -> tuple[Rollout, ...]:
         """All sequences of the rollout, this one first."""
         return (self, *self.others)
+
+    @property
+    def any_truncated(self) -> bool:
+        """Whether any of its sequences is truncated."""
+        return any(sequence.truncated for sequence in self.sequences)
+
+    @property
+    def any_interrupted(self) -> bool:
+        """Whether any of its sequences is interrupted."""
+        return any(sequence.interrupted for sequence in self.sequences)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether it counts as wrong: it is truncated, and no environment has given its score since."""
+        return self.truncated and (self.outcome is None or self.outcome.ended != "environment")
 
     def after(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens before it, given the prompt of its group."""

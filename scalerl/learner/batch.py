@@ -67,9 +67,9 @@ class RolloutTensors:
     """A number for each sequence of prompt tokens; equal ones are next to each other. Rows of one prompt share one,
     unless they have prompts of their own."""
     truncated_B: Tensor
-    """Rollouts that reached their length limit."""
+    """Sequences of which a turn reached its length limit."""
     interrupted_B: Tensor
-    """Rollouts whose thinking was ended by the inserted phrase."""
+    """Sequences of which thinking was ended by the inserted phrase."""
     rewards_PG: Tensor
     """Rewards from the verifier or reward function."""
     passed_PG: Tensor
@@ -143,6 +143,11 @@ class RolloutTensors:
             counted_PG=nothing_B[:, None],
             sampled_PG=(length_B - prompt_length_B)[:, None],
         )
+
+    def share_of_rollouts(self, state_B: Tensor) -> float:
+        """Return the share of the rollouts of which any sequence has a state."""
+        has_N = torch.zeros(self.rewards_PG.numel()).index_add_(0, self.rollout_B, state_B.float())
+        return float((has_N > 0).float().mean())
 
     @property
     def completion_tokens_PG(self) -> Tensor:

@@ -80,9 +80,9 @@ class Episode:
 
     def rollout(self, outcome: Outcome) -> Rollout:
         """Return turns and replies as one rollout."""
-        cut = outcome.ended in ("tokens", "turns")
-        places = tuple(enumerate(ends(self.turns, self.observed)))
-        return Rollout(**joined(self.turns, self.observed), truncated=cut, outcome=outcome, turns=places)
+        arrays, places = joined(self.turns, self.observed), tuple(enumerate(ends(self.turns, self.observed)))
+        arrays["truncated"] |= outcome.ended == "turns"
+        return Rollout(**arrays, outcome=outcome, turns=places)
 
 
 def ends(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> list[int]:
@@ -107,7 +107,8 @@ def joined(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> dict[str, 
     if first.nucleus is not None:
         sets = [piece.nucleus for piece in pieces if piece.nucleus is not None]
         arrays["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
-    return {**arrays, "interrupted": any(turn.interrupted for turn in turns)}
+    states = {name: any(getattr(turn, name) for turn in turns) for name in ("truncated", "interrupted")}
+    return {**arrays, **states}
 
 
 def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:

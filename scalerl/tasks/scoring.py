@@ -128,7 +128,7 @@ class PendingGroup:
         return self._begun.exception() is not None or not wait(self._begun.result().futures, seconds).not_done
 
     def result(self) -> ScoredGroup:
-        """Wait for the scores and return the group with them. A truncated rollout never passes.
+        """Wait for the scores and return the group with them. An incomplete rollout never passes.
 
         Raises:
             RewardError: More than 5% of the task's completions got no reward.
@@ -136,7 +136,7 @@ class PendingGroup:
         pending = self._begun.result()
         scores = pending.finish(pending.futures)
         pairs = zip(scores, self.group.rollouts, strict=True)
-        return ScoredGroup(self.group, tuple(self._truncated(s) if r.truncated else s for s, r in pairs))
+        return ScoredGroup(self.group, tuple(self._truncated(s) if r.incomplete else s for s, r in pairs))
 
     def _truncated(self, score: Score) -> Score:
         return replace(self._scorer.truncated(score), of_turns=score.of_turns)

@@ -98,7 +98,7 @@ METRICS = {
     ),
     "completion_tokens_max": Metric("lengths", "Length, longest", "length of the batch's longest completion", "tokens"),
     "truncation_rate": Metric(
-        "lengths", "Truncated", "share of rollouts that reached their length limit, which counts as failed",
+        "lengths", "Truncated", "share of rollouts of which a turn reached its length limit, which counts as failed",
         above=(WARN_TRUNCATION, UNSTABLE_TRUNCATION), share=True, main=True,
     ),
     "interruption_rate": Metric(

@@ -299,7 +299,7 @@ def eval_point(
         stderr=stderr,
         prompts=len(groups),
         samples_per_prompt=len(groups[0].scores),
-        truncated=float(np.mean([r.truncated for r in rollouts])),
+        truncated=float(np.mean([r.any_truncated for r in rollouts])),
         failed=1.0 - float(counted_PK.mean()),
         mean_tokens=float(np.mean([sum(map(len, r.sequences)) for r in rollouts])),
         eval_s=eval_s,

@@ -142,8 +142,8 @@ def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) ->
         "reward": float(rewards_PG[rollouts.counted_PG].mean()),
         "prompts": len(keep_P),
         "kept_prompts": int(keep_P.sum()),
-        "truncation_rate": float(rollouts.truncated_B.float().mean()),
-        "interruption_rate": float(rollouts.interrupted_B.float().mean()),
+        "truncation_rate": rollouts.share_of_rollouts(rollouts.truncated_B),
+        "interruption_rate": rollouts.share_of_rollouts(rollouts.interrupted_B),
         "completion_tokens_mean": float(tokens_PG.mean()),
         "completion_tokens_max": int(tokens_PG.max()),
     }

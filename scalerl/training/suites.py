@@ -313,8 +313,8 @@ class _Results:
         rollouts, rows = scored.group.rollouts, list[str]()
         self.passed_PN[index] = [score.passed for score in scored.scores]
         self.counted_PN[index] = [score.counted for score in scored.scores]
-        self.truncated += sum(rollout.truncated for rollout in rollouts)
-        self.tokens += sum(map(len, rollouts))
+        self.truncated += sum(rollout.any_truncated for rollout in rollouts)
+        self.tokens += sum(len(sequence) for rollout in rollouts for sequence in rollout.sequences)
         for sample in range(len(rollouts)):
             row = rollout_row(self._text, 0, scored, sample)
             rows.append(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")

@@ -46,7 +46,7 @@ def test_a_run_writes_all_documented_files(undisturbed):
     assert (
         f"run       {path}" in printed
         and "curve.png" in printed
-        and re.search(r"^(Continue|Stop|Go back) \(", printed, re.M)
+        and re.search(r"^(Continue|Stop|Open|About what you ask for|Go back to)", printed, re.M)
     )
     assert FollowedRun(path).state == "finished" and read_status(path).message.startswith("trained 24 updates")
 

@@ -278,7 +278,7 @@ def rollout_of(prompt: Prompt, session: Session, report: Report, late: int, vers
     if not parts:  # one token that carries no loss, because a rollout has tokens
         sequence, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
         return Rollout(sequence, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, outcome)
-    first, *others = (Rollout(**part, truncated=False) for part in parts)
+    first, *others = (Rollout(**part) for part in parts)
     return replace(first, outcome=outcome, others=tuple(others))
 
 
