@@ -155,8 +155,14 @@ class CheckpointStore:
         best = best_step(self.steps(), rates or {})
         for old in self.steps()[: -self._keep]:
             if old not in (best, evaluating) and not (self._keep_every and old % self._keep_every == 0):
-                shutil.rmtree(self.path(old))
+                self.remove(old)
         return final
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint under another name, so that a kill leaves no half of it in the list."""
+        half = self.directory / f".{self.path(step).name}.removed"  # cleared at the next start if this is killed
+        self.path(step).rename(half)
+        shutil.rmtree(half)
 
     def path(self, step: int) -> Path:
         """Return the directory of the checkpoint of a step."""
@@ -176,9 +182,7 @@ class CheckpointStore:
         """
         written = max([self._last_written(), *self.steps()])
         for later in reversed([saved for saved in self.steps() if saved > step]):
-            half = self.directory / f".{self.path(later).name}.removed"  # cleared at the next start if this is killed
-            self.path(later).rename(half)
-            shutil.rmtree(half)
+            self.remove(later)
         write_whole(self.directory / WRITTEN, f"{step}\n")  # a new file: a study may share the old one
         sync(self.directory)
         return written > step

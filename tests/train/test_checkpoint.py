@@ -188,6 +188,18 @@ def test_a_kill_during_the_replacement_of_a_checkpoint_leaves_one(two, moment):
     check_files(again.latest())
 
 
+def test_a_kill_while_an_old_checkpoint_is_removed_leaves_no_half_of_it(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, keep=1)
+    for step in (10, 20):
+        save_state(store.begin(step), "trainer", {"step": step})
+        if step == 20:  # as if killed at the first file
+            monkeypatch.setattr(shutil, "rmtree", lambda path, **options: next(path.iterdir(), path).unlink(True))
+        store.commit(step)
+    assert store.steps() == [20]
+    monkeypatch.undo()
+    assert CheckpointStore(tmp_path, keep=1).steps() == [20] and not list(tmp_path.glob(".step*"))
+
+
 def test_a_digest_of_the_first_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "BLOCK", 7)
     data = bytes(range(100))
