@@ -11,6 +11,7 @@ import time
 from torch import Tensor
 
 from scalerl.config.recipe import LengthPenalty, Recipe
+from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
@@ -60,14 +61,17 @@ def train(run: Run) -> None:
         # advantages -> loss -> update
         settings = UpdateSettings(version=now, idle_cores=run.generators_idle)
         stats = update(run, TrainBatch(rollouts, advantages_B, trained_BT, weights_BT, settings))
-        if not stats.trained_tokens:
-            skip(run, why_untrained(rollouts, usable_BT))
+        untrained = "" if stats.trained_tokens else why_untrained(rollouts, usable_BT)
+        if untrained:
+            skip(run, untrained)
 
         # new weights -> engines, during generation, with the next prompts
         publish(run, taken)
         ages = staleness(rollouts, now, recipe.off_policy)
         row = {**rollout_row(rollouts, rewards_PG, keep_P), **ages, **stats.to_dict()}
         record_step(run, taken, row, before, step_s=time.perf_counter() - began)
+        if untrained and not usable_BT.any():
+            check_hope(run, untrained)
 
         # update -> evaluation point, checkpoint
         evaluate_if_due(run, taken)
@@ -94,6 +98,25 @@ def skip(run: Run, reason: str) -> None:
     """Count the latest update as skipped because no token could be trained, and say why."""
     run.progress.skipped_steps += 1
     run.records.display.note(f"step {run.progress.step}: {reason}; the update is skipped")
+
+
+def check_hope(run: Run, reason: str) -> None:
+    """End a run whose first updates had no rollout that can carry loss: its weights, and so its rollouts, stay as is.
+
+    Raises:
+        ConfigError: `HOPELESS` updates, all so far, were skipped.
+    """
+    progress, recipe = run.progress, run.config.recipe
+    if progress.step == progress.skipped_steps == HOPELESS:
+        raise ConfigError(
+            f"the first {HOPELESS} updates trained nothing: {reason}. Allow longer answers (recipe.length.max_tokens, "
+            f"{recipe.length.max_tokens}), train truncated ones too (recipe.truncated = 'keep'; it is "
+            f"{recipe.truncated!r}), or take a model that ends its answers; then start a new run"
+        )
+
+
+HOPELESS = 3
+"""Number of skipped updates at the start after which a run ends."""
 
 
 def loss_tokens(rollouts: RolloutTensors, recipe: Recipe, oldest: int) -> Tensor:

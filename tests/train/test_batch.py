@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from batches import change
@@ -5,14 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from texts import rollout
 
+from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, OutcomeCredit, PipelineRL, PpoOffPolicy
+from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import advantages
 from scalerl.learn.aggregate import AGGREGATIONS, token_weights
 from scalerl.learner.batch import TrainBatch, UpdateSettings, collate
 from scalerl.training.credit import credited
-from scalerl.training.loop import kept_prompts, loss_tokens
+from scalerl.training.loop import check_hope, kept_prompts, loss_tokens
 from scalerl.training.metrics import rollout_row, staleness, why_untrained
+from scalerl.training.progress import Progress
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 
@@ -241,3 +246,12 @@ def test_truncated_rollouts_that_are_trained_are_no_cause():
     batch = collate([group([1], CUT, CUT, scores=[FAILED, FAILED])])
     usable = loss_tokens(batch, replace(SCALERL, truncated="keep"), oldest=2)
     assert why_untrained(batch, usable) == "no prompt had any variance in its rewards"
+
+
+@pytest.mark.parametrize(("step", "skipped", "ends"), [(2, 2, False), (3, 3, True), (3, 2, False), (4, 4, False)])
+def test_a_run_whose_first_three_updates_train_nothing_ends_with_the_cure(step, skipped, ends):
+    run = SimpleNamespace(progress=Progress(step=step, skipped_steps=skipped), config=LAB)
+    if not ends:
+        return check_hope(run, "none of the 32 rollouts can carry loss (32 truncated)")
+    with pytest.raises(ConfigError, match=r"trained nothing: none of the 32 .* \(recipe\.length\.max_tokens, 69\)"):
+        check_hope(run, "none of the 32 rollouts can carry loss (32 truncated)")

@@ -189,11 +189,15 @@ def test_a_kill_during_the_replacement_of_a_checkpoint_leaves_one(two, moment):
 
 
 def test_a_kill_while_an_old_checkpoint_is_removed_leaves_no_half_of_it(tmp_path, monkeypatch):
+    def killed_at_the_first_file(path, **options):
+        if path.exists():
+            next(path.iterdir()).unlink()
+
     store = CheckpointStore(tmp_path, keep=1)
     for step in (10, 20):
         save_state(store.begin(step), "trainer", {"step": step})
-        if step == 20:  # as if killed at the first file
-            monkeypatch.setattr(shutil, "rmtree", lambda path, **options: next(path.iterdir(), path).unlink(True))
+        if step == 20:
+            monkeypatch.setattr(shutil, "rmtree", killed_at_the_first_file)
         store.commit(step)
     assert store.steps() == [20]
     monkeypatch.undo()
