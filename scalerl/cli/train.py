@@ -110,20 +110,24 @@ def _dry_run(config: RunConfig) -> list[str]:
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
-    from scalerl.training.resolve import resolve_hardware
+    from scalerl.training.resolve import resolve_hardware, with_length_of_model
 
     local = config.placement.backend == "local" and config.hardware.device != "cuda"  # else planned for other machines
     resolved = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
     sizes, machine = sizes_of(resolved.model), this_machine(resolved)
-    split = prompts_here(resolved)
+    read, chosen = prompts_here(resolved), list[str]()
+    split, tokenizer = read or (None, None)
     prompts = split.all_prompts if split else ()
+    if split:
+        resolved = with_length_of_model(resolved, tokenizer, prompts, chosen.append)
+        config = replace(config, recipe=resolved.recipe)
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
     row_tokens = longest_row(resolved, longest)
     resolved = sized(resolved, sizes.sizes, row_tokens, machine)
     layout = lay_out(resolved, sizes)
     check(resolved, layout)
-    about = [*derived_sizes(resolved), *lines(resolved, layout)]
+    about = [*chosen, *derived_sizes(resolved), *lines(resolved, layout)]
     if resolved.placement.backend == "local":
         about += run_lines(resolved, sizes.sizes, row_tokens, machine, mean)
     held_out = Counter(prompt.task for prompt in split.held_out) if split else {}
@@ -135,8 +139,8 @@ MOST_READ = 20_000_000
 """Bytes of prompt files up to which a dry run reads them."""
 
 
-def prompts_here(config: RunConfig) -> PromptSplit | None:
-    """Return the prompts, with the notes of their checks, if model and prompts are files here and not large.
+def prompts_here(config: RunConfig) -> tuple[PromptSplit, Any] | None:
+    """Return the prompts, with the notes of their checks, and the tokenizer, if both are files here and not large.
 
     Raises:
         ConfigError: As `load_prompts`: the run would not start either.
@@ -151,7 +155,7 @@ def prompts_here(config: RunConfig) -> PromptSplit | None:
 
     tokenizer = load_tokenizer(str(model), "main")
     stop = end_tokens(str(model), "main", tokenizer)
-    return load_prompts(config, tokenizer, stop)
+    return load_prompts(config, tokenizer, stop), tokenizer
 
 
 def run_resume(words: list[str]) -> int:

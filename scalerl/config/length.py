@@ -22,6 +22,10 @@ class Interruption(Part):
     """Text inserted into the rollout at the limit; its tokens carry no loss."""
     end_tag: str = "</think>"
     """Text that ends the thinking; the phrase must end with it."""
+    models: Literal["thinking", "all"] = "thinking"
+    """thinking: only models that think in their completions. Others have the limit of tokens alone, or the phrase would
+    stand in their answers. A model does not think if its chat template closes the thinking in the prompt, or if neither
+    template nor vocabulary has the end_tag. all: every model, the default of a file or command with recipe.length."""
 
     @model_validator(mode="after")
     def _check(self) -> Interruption:

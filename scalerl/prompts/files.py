@@ -260,7 +260,18 @@ def _python_rows(batch: Any) -> list[dict[str, Any]]:
     except (ArrowException, ValueError, ArithmeticError, LookupError):
         columns = [map(converted, column) for column in batch.columns]
         rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
-    return rows
+    return [unpadded_row(row) for row in rows]
+
+
+def unpadded_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of Arrow without the nulls inside its structs: a struct has the fields of all rows' structs."""
+    return {name: _unpadded(value) if isinstance(value, dict | list) else value for name, value in row.items()}
+
+
+def _unpadded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _unpadded(inner) for name, inner in value.items() if inner is not None}
+    return [_unpadded(inner) for inner in value] if isinstance(value, list) else value
 
 
 FORMS: dict[str, Form] = {".jsonl": _jsonl, ".json": _json, ".jsonl.gz": _gzipped, ".parquet": _parquet}
@@ -288,7 +299,9 @@ def _hub(data: PromptFile) -> Iterator[FileRow]:
             f"and revision {data.revision!r} that this machine can read{nearest(data.path, NAMED)} ({reason}); check "
             "the name, or give a file"
         ) from None
-    return (FileRow(f"{data.path}[{data.split}] row {i}", dict(row)) for i, row in enumerate(rows, start=1))
+    return (
+        FileRow(f"{data.path}[{data.split}] row {i}", unpadded_row(dict(row))) for i, row in enumerate(rows, start=1)
+    )
 
 
 def _hub_files(data: PromptFile, names: tuple[str, ...]) -> Iterator[FileRow]:

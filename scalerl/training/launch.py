@@ -62,7 +62,15 @@ from scalerl.training.evaluator import Evaluator, HeldOut, Snapshot, saved_weigh
 from scalerl.training.inputs import check_model, check_prompts, code_inputs, code_notes, model_inputs, prompt_inputs
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
-from scalerl.training.resolve import Resolved, arithmetic_notes, dated, length_notes, pinned, resolve
+from scalerl.training.resolve import (
+    Resolved,
+    arithmetic_notes,
+    dated,
+    length_notes,
+    pinned,
+    resolve,
+    with_length_of_model,
+)
 from scalerl.training.run import Run, draw_first
 from scalerl.training.run_dir import RunDirectory, recorded
 from scalerl.training.run_info import run_info
@@ -164,6 +172,8 @@ def _assemble(
     stop = end_tokens(model.path, model.revision, tokenizer) if named else ()
     prompts = load_prompts(config, tokenizer, stop)
     inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
+    if saved is None:
+        config = directory.config = with_length_of_model(config, tokenizer, prompts.all_prompts, display.note)
     if state:
         check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)
     rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -17,14 +17,15 @@ import torch
 
 from scalerl.cluster.connect import check_resources, connect, hosts_of, shared_memory
 from scalerl.cluster.layout import lay_out
-from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData, TextTask
+from scalerl.config.length import Interruption, NoLengthControl
 from scalerl.config.placement import Hardware
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.limits import HUB_REQUEST_S
 from scalerl.core.machine import sees_gpu
-from scalerl.models.template import prints_date
+from scalerl.models.template import prints_date, render
 from scalerl.placement.choices import channel_choice, channel_name
 from scalerl.placement.devices import (
     Table,
@@ -37,6 +38,7 @@ from scalerl.placement.devices import (
 )
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.interrupt import LengthRule
+from scalerl.types import Prompt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -188,6 +190,54 @@ def dated(config: RunConfig, tokenizer: Any, note: Callable[[str], None]) -> Run
     if data != config.data:
         note(f"the model's chat template prints the date: {today} in the whole run (--data.template_date)")
     return replace(config, data=data)
+
+
+def with_length_of_model(
+    config: RunConfig, tokenizer: Any, prompts: Sequence[Prompt], note: Callable[[str], None]
+) -> RunConfig:
+    """Return the configuration without the interruption of thinking if the model does not think.
+
+    Args:
+        config: Configuration of a new run.
+        tokenizer: The model's tokenizer.
+        prompts: Prompts of the run.
+        note: Function that gets a line for the user about the choice.
+    """
+    control, first = config.recipe.length, {prompt.task: prompt for prompt in reversed(prompts)}
+    if not isinstance(control, Interruption) or control.models == "all" or isinstance(config.model, TinyModel):
+        return config
+    reasons = [no_thinking(tokenizer, task, first.get(task.curve), control.end_tag) for task in config.data]
+    if not all(reasons):
+        return config
+    note(
+        f"recipe.length: at most {control.max_tokens:,} tokens, without interruption of the thinking, because "
+        f"{reasons[0]}; recipe.length.models = 'all' interrupts anyway"
+    )
+    return replace(config, recipe=replace(config.recipe, length=NoLengthControl(max_tokens=control.max_tokens)))
+
+
+def no_thinking(tokenizer: Any, task: TaskData, prompt: Prompt | None, end_tag: str) -> str:
+    """Return why a model does not think in the completions of a task; empty if it may.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        task: The task.
+        prompt: A prompt of the task; None if there is none.
+        end_tag: Text that ends the thinking.
+    """
+    chat = False
+    if isinstance(task, TextTask) and tokenizer.chat_template and task.chat_template != "never":
+        chat = True
+        question = [{"role": "user", "content": "What is 2+2?"}]
+        before = render(tokenizer, question, arguments=task.template_arguments).rpartition("What is 2+2?")[2]
+    else:
+        before = prompt.text if prompt else ""
+    closed, opened = before.rfind(end_tag), before.rfind(end_tag.replace("/", "", 1))
+    if closed >= 0 and closed >= opened:
+        return f"{'the chat template' if chat else 'the prompt'} ends the thinking with {end_tag} before the answer"
+    if opened >= 0 or end_tag in str(tokenizer.chat_template) or end_tag in tokenizer.get_vocab():
+        return ""
+    return f"neither the model's chat template nor its vocabulary has {end_tag}"
 
 
 def _commit(repository: str, revision: str, kind: str, note: Callable[[str], None]) -> str:

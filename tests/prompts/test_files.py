@@ -125,3 +125,12 @@ def test_a_hub_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(ConfigError, match=r"test5.jsonl.*no network"):
         list(read_rows(lcb))
+
+
+def test_nulls_that_arrow_puts_into_structs_are_no_values(tmp_path):
+    tool = lambda name, argument: {"name": name, "parameters": {argument: {"type": "string"}}}  # noqa: E731
+    rows = [{"prompt": "q", "answer": None, "tools": [tool("add", "left"), tool("say", "text")], "note": {"a": None}}]
+    parquet(tmp_path / "tools.parquet", [*rows, {**rows[0], "note": {"a": 1}}])
+    columns = [row.columns for row in read(tmp_path / "tools.parquet", reward="my:f")]
+    assert columns[0]["tools"] == rows[0]["tools"] and "answer" in columns[0] and columns[0]["note"] == {}
+    assert columns[1]["note"] == {"a": 1}
