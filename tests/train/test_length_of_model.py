@@ -25,8 +25,8 @@ WORDS = ["--model", "some/model", "--data", "p.jsonl"]
 
 def chosen(template, *words, vocabulary=(), text=""):
     """Return the kind of length control, and the note about it."""
-    words = {word: number for number, word in enumerate(["<pad>", *string.printable])}
-    tokenizer, notes = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "<pad>"))), []
+    ids = {word: number for number, word in enumerate(["<pad>", *string.printable])}
+    tokenizer, notes = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(ids, "<pad>"))), []
     tokenizer.add_tokens(list(vocabulary))
     tokenizer.chat_template = template
     config = read_config(None, [*WORDS, *words])
