@@ -51,12 +51,15 @@ def full_parser() -> argparse.ArgumentParser:
 
 def _parser_of(name: str, module: str) -> argparse.ArgumentParser | None:
     """Return the parser that a command makes, or None if its packages are not installed."""
+    Parser.requested = True
     try:
-        getattr(import_module(f"scalerl.cli.{module}"), f"run_{name}")([ParserRequest.WORD])
+        getattr(import_module(f"scalerl.cli.{module}"), f"run_{name}")([])
     except ParserRequest as request:
         return request.parser
     except UserError:
         return None  # its packages are not installed
+    finally:
+        Parser.requested = False
     raise AssertionError(f"`scalerl {name}` parses no arguments")
 
 

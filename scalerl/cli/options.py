@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from scalerl.cli.exits import complain
 from scalerl.core.errors import UserError, nearest
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 class ParserRequest(Exception):
-    """Raised with the parser of a command if `WORD` is among its arguments; `scalerl completion` reads its options."""
-
-    WORD = "--print-parser"
+    """Raised with the parser of a command while `Parser.requested`; `scalerl completion` reads its options."""
 
     def __init__(self, parser: Parser) -> None:
         """Carry the parser."""
@@ -41,6 +39,9 @@ class Parser(argparse.ArgumentParser):
 
     With `allow_abbrev=False` it leaves unknown options to its caller, which reads them as fields of a configuration.
     """
+
+    requested: ClassVar[bool] = False
+    """Whether parsers are asked for, and no arguments are parsed."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line: the error, and where the options are listed."""
@@ -55,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """Parse arguments; report an unknown option together with the nearest known one, unless it may be a field."""
-        if args is not None and ParserRequest.WORD in args:
+        if Parser.requested:
             raise ParserRequest(self)
         parsed, extras = super().parse_known_args(args, namespace)
         unknown = next((word for word in extras if word.startswith("-")), None)

@@ -106,7 +106,7 @@ def preference(frame: Frame, candidate: Candidate) -> tuple[object, ...]:
     name = key(candidate.metric)
     rank = TRAINING if telling_part(frame, candidate) else candidate.rank
     general = "all" in (candidate.task, *candidate.metric.split("/")) or not candidate.task
-    samples = re.search(r"_at_(\d+)(?:_|$)", name)
+    samples = re.search(r"_at_(\d{1,9})(?:_|$)", name)
     telling = bool(TELLING.search(candidate.metric + candidate.task))
     return (rank, not telling, not general, -candidate.count, -int(samples[1]) if samples else 0, candidate.metric)
 

@@ -38,19 +38,19 @@ LONGEST_LINE = 4_000
 
 COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 RAY = re.compile(r"^\s*\([^()]*\bpid=[^)]*\)\s?")
-VERL = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
-BAR_PATTERN = re.compile(r"\|\s*(\d+)/(\d+) \[")
+VERL = re.compile(r"(?:^|[\s)\]])step:(\d{1,15}) - (.+:.+)$")
+BAR_PATTERN = re.compile(r"\|\s*(\d{1,15})/(\d{1,15}) \[")
 TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d")
 WORDS_OF_STEP = "global[ _]?step|train(?:ing)?[ _]step|step|iteration|iter|rollout|update|perf|eval|episode|epoch|batch"
-LABEL = re.compile(rf"\b({WORDS_OF_STEP})s?\b[ _]*[:=#]?[ \t]*\[?(\d+)\b", re.IGNORECASE)
+LABEL = re.compile(rf"\b({WORDS_OF_STEP})s?\b[ _]*[:=#]?[ \t]*\[?(\d{{1,15}})\b", re.IGNORECASE)
 """The step of a line, `Step 10` or `iteration=10`."""
 HEADER = re.compile(
-    r"^[^\w]*(?:\w+ ){0,2}?(global step|train step|step|iteration|iter|update|rollout|episode|epoch)s?\s*[:#]?\s*(\d+)"
-    r"\s*(?:(?:/|of)\s*\d+)?[^\w]*$",
+    r"^[^\w]*(?:\w+ ){0,2}?(global step|train step|step|iteration|iter|update|rollout|episode|epoch)s?"
+    r"\s*[:#]?\s*(\d{1,15})\s*(?:(?:/|of)\s*\d+)?[^\w]*$",
     re.IGNORECASE,
 )
 """A line with only a step, `===== Step 5/50 =====`, which begins a block."""
-PROGRESS = re.compile(r"\b(?:train |global )?step (\d+)\s*/\s*\d+", re.IGNORECASE)
+PROGRESS = re.compile(r"\b(?:train |global )?step (\d{1,15})\s*/\s*\d+", re.IGNORECASE)
 """`Epoch 1/1 Step 5/100 Train step 5/100 done.` (AReaL), which begins a block too."""
 
 NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"

@@ -106,15 +106,15 @@ def mapping_frame(document: Mapping[str, Any], name: str) -> Document | None:
         full = {key: value for key, value in columns.items() if len(value) == length}
         return frame_of(dict(zip(full, row, strict=True)) for row in zip(*full.values(), strict=True)), "JSON columns"
     nested = {key: value for key, value in document.items() if isinstance(value, dict)}
-    if nested and all(str(key).lstrip("-").isdigit() for key in nested):  # rows by step
-        return frame_of({"step": int(key), **row} for key, row in nested.items()), "JSON rows by step"
+    if nested and all(str(key).lstrip("-").isdecimal() for key in nested):  # rows by step
+        return frame_of({"step": float(key), **row} for key, row in nested.items()), "JSON rows by step"
     by_row: dict[str, dict[str, Any]] = {}
     for column, cells in nested.items():
-        if cells and all(str(place).isdigit() for place in cells):  # pandas: {column: {row: value}}
+        if cells and all(str(place).isdecimal() for place in cells):  # pandas: {column: {row: value}}
             for place, value in cells.items():
                 by_row.setdefault(place, {})[column] = value
     if by_row:
-        return frame_of({"step": int(place), **row} for place, row in by_row.items()), "a table of pandas"
+        return frame_of({"step": float(place), **row} for place, row in by_row.items()), "a table of pandas"
     return None
 
 

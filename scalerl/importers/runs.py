@@ -105,7 +105,8 @@ def rows_of_run(
             names = [f"{n} (steps {span.min():g} to {span.max():g})" for n, span in enumerate(spans, 1)]
             if run is None:
                 raise several(name, names, "restarts from the first step", "1")
-            if run.isdigit() and 1 <= int(run) <= len(names):
+            numbers = [str(number) for number in range(1, len(names) + 1)]
+            if run in numbers:
                 return np.asarray(part_N == int(run))
             raise CurveError(f"{name} has no run {run!r}; it has {name_list(names)}")
     if run is not None:

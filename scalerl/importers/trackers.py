@@ -208,7 +208,8 @@ def mlflow_frame(runs: list[Path]) -> tuple[Frame, str]:
                         yield name, step, {metric: value, "_timestamp": timestamp / 1000}
 
     frame, about = runs_frame(rows()), runs[0] / "meta.yaml"
-    state = re.search(r"^status: *(\d+)", about.read_text(errors="replace"), re.MULTILINE) if about.is_file() else None
+    text = about.read_text(errors="replace") if about.is_file() else ""
+    state = re.search(r"^status: *(\d{1,9})\b", text, re.MULTILINE)
     return frame, ENDS.get(int(state[1]), "") if state and len(runs) == 1 else ""
 
 

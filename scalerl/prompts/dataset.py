@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from scalerl.config.data import GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
+from scalerl.config.data import AgentTask, GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
 from scalerl.config.recipe import Recipe
 from scalerl.config.run import Evaluation, Scoring
 from scalerl.core.errors import ConfigError, outcome
@@ -33,6 +33,7 @@ from scalerl.prompts.sources import agent_rows, custom_rows, environment_rows, g
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
 from scalerl.tasks.pool import Step, Trial, in_this_process
+from scalerl.tasks.tools import LOOK_UP, call_note
 from scalerl.tasks.turns import opening
 from scalerl.types import AGENT, TURNS, Prompt
 
@@ -199,7 +200,10 @@ def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tu
     notes = [*notes, *left_out, *_message_notes(rows, tokenizer, task)]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
+        notes += filter(None, [call_note(tokenizer, tools)])
     chat = _uses_template(tokenizer, task)
+    if isinstance(task, AgentTask) and chat and (about := call_note(tokenizer, [LOOK_UP])):
+        notes = [*notes, f"{about}; this matters if the program uses tools"]
     of_rows = isinstance(task, PromptFile) and not tools
     texts = [
         _chat_text(tokenizer, row.prompt, task, tools_of(row) if of_rows else tools) if chat else _plain_text(row, task)

@@ -17,6 +17,7 @@ from pydantic import ValidationError, validate_call
 from scalerl.core.errors import ConfigError, raising, short
 from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call, signature_of
+from scalerl.models.template import render
 from scalerl.tasks.base import judged_text
 from scalerl.tasks.code import judge
 from scalerl.tasks.custom import task_object
@@ -28,6 +29,17 @@ MARKED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 ROW = "row"
 """Parameter of a tool that gets the row and is not shown to the policy."""
+
+
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look up a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "Its name."}}},
+    },
+}
+"""A tool for checks of a chat template, where those of a program are not known."""
 
 
 def schemas(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
@@ -69,6 +81,48 @@ def calls(completion: str) -> list[str]:
     marked_calls = MARKED.findall(text)
     is_call = text.startswith("{") and '"name"' in text and ('"parameters"' in text or '"arguments"' in text)
     return marked_calls or ([text] if is_call else [])
+
+
+def call_note(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return a note if a call as the chat template writes it is not read; empty if it is.
+
+    A model writes calls as its template showed them in training. A call in another form is answered as a wrong one.
+
+    Args:
+        tokenizer: The model's tokenizer, with a chat template.
+        tools: Schemas of the tools.
+    """
+    name, properties = tools[0]["function"]["name"], tools[0]["function"]["parameters"]["properties"]
+    arguments = dict.fromkeys(properties, "7")
+    made = {"type": "function", "id": "a1b2c3d4e", "function": {"name": name, "arguments": arguments}}
+    question: list[dict[str, Any]] = [{"role": "user", "content": "What is 2+2?"}]
+    turn: Any = {"role": "assistant", "content": "", "tool_calls": [made]}
+    try:
+        before = render(tokenizer, question, tools=tools)
+        whole = render(tokenizer, [*question, turn], tools=tools, prompted=False)
+    except ConfigError:
+        before = whole = ""
+    text = whole.removeprefix(before) if whole.startswith(before) else whole.rpartition("What is 2+2?")[2]
+    if name not in text:
+        return f"tools: the chat template shows no call of {name}, so the form of the model's calls is not known"
+    while end := next((token for token in tokenizer.all_special_tokens if text.rstrip().endswith(token)), ""):
+        text = text.rstrip().removesuffix(end)
+    if (name, arguments) in map(_request, calls(text)):
+        return ""
+    return (
+        f"tools: the chat template writes a call as {short(text.strip(), 200)}, a form that is not read, so no call of "
+        "the model is made (docs/environments.md)"
+    )
+
+
+def _request(text: str) -> tuple[Any, Any]:
+    """Return name and arguments of a call; None for what it lacks."""
+    try:
+        request = parse_json(text)
+    except ValueError:
+        return None, None
+    request = request if isinstance(request, dict) else {}
+    return request.get("name"), request.get("arguments", request.get("parameters"))
 
 
 def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) -> str:

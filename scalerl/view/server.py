@@ -340,7 +340,7 @@ def _group(run: FollowedRun, query: Mapping[str, str]) -> dict[str, Any]:
     kind, at = query.get("kind", ""), _number(query, "row", 0)
     if kind not in FILES:
         raise ValueError(f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
-    return {"rows": run.rollouts.group(kind, max(0, int(at)))}
+    return {"rows": run.rollouts.group(kind, int(min(max(at, 0), 1e15)))}
 
 
 OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = {

@@ -203,3 +203,27 @@ def test_arbitrary_files_give_points_or_a_message(tmp_path_factory, content):
     path = save(tmp_path_factory.mktemp("any"), content)
     with contextlib.suppress(CurveError):
         assert read(path).rows
+
+
+MANY_DIGITS = "9" * 100_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"step:{MANY_DIGITS} - critic/score/mean:0.5", f"Step {MANY_DIGITS} | Reward: 0.4", f"== Step {MANY_DIGITS} ==",
+        f"  1%|x| {MANY_DIGITS}/{MANY_DIGITS} [00:01<]", f"Epoch 1/1 Train step {MANY_DIGITS}/100 done.",
+    ],
+)  # fmt: skip
+def test_a_number_of_a_hundred_thousand_digits_is_no_step(tmp_path, line):
+    good = "".join(f"step:{step} - critic/score/mean:0.{step + 10}\n" for step in range(1, 20))
+    imported = read(save(tmp_path, f"{line}\n{good}"))
+    assert imported.metric == "critic/score/mean" and len(imported.rows) > 5
+
+
+@pytest.mark.parametrize("key", [MANY_DIGITS, "²"])
+def test_keys_that_are_no_number_of_a_step_end_no_command(tmp_path, key):
+    rows = {str(step): {"reward": 0.1 + step / 100} for step in range(1, 20)}
+    path = save(tmp_path, json.dumps({key: {"reward": 0.5}, **rows}), "steps.json")
+    with contextlib.suppress(CurveError):
+        assert read(path).rows

@@ -16,6 +16,7 @@ from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.tasks import code, tools
 from scalerl.tasks.checks import sandbox_notes
+from scalerl.tasks.tools import LOOK_UP, call_note
 from scalerl.tasks.turns import Reply, reply_to
 from scalerl.types import Prompt
 
@@ -188,3 +189,36 @@ def test_a_task_with_python_needs_a_sandbox_before_training(user_code, monkeypat
     with pytest.raises(ConfigError, match=r"scoring.sandbox.mode: this machine has no sandbox .*: the program bwrap"):
         notes("Coder")
     assert "WITHOUT a sandbox" in notes("Coder", sandbox=Sandbox(mode="unsafe"))[0]
+
+
+HEAD = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}"
+)
+END = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CALL = "{% for c in m.tool_calls or [] %}CALL{% endfor %}"
+HERMES = (
+    '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+)
+XML = (
+    "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}<parameter={{ k }}>\n"
+    "{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+)
+LLAMA = '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+LIST = '<|tool_call|>[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]'
+
+
+@pytest.mark.parametrize(
+    ("form", "note"),
+    [
+        (HERMES, ""),
+        (LLAMA, ""),
+        (XML, "writes a call as '<tool_call>\\n<function=look_up>"),
+        (LIST, "a form that is not read"),
+        ("", "the chat template shows no call of look_up"),
+    ],
+)
+def test_a_call_in_the_form_of_the_template_is_read_or_a_note_says_that_it_is_not(chat, form, note):
+    chat.chat_template = HEAD + CALL.replace("CALL", form) + END
+    found = call_note(chat, [LOOK_UP])
+    assert note in found and bool(found) == bool(note)

@@ -35,6 +35,19 @@ def test_an_early_signal_ends_the_command_with_128_plus_its_number(number, handl
 
 
 @pytest.mark.parametrize("number", NAMES)
+def test_a_signal_while_the_modules_are_imported_is_one_line(number):
+    code = (
+        "import os, sys; sys.argv = ['scalerl']\n"
+        "class Kill:\n    def find_spec(self, name, *rest):\n"
+        f"        name == 'scalerl.cli.main' and os.kill(os.getpid(), {number})\n"
+        "sys.meta_path.insert(0, Kill()); import scalerl.cli"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    line = f"scalerl: stopped before the start by {number.name}\n"
+    assert (ended.returncode, ended.stderr) == (128 + number, line)
+
+
+@pytest.mark.parametrize("number", NAMES)
 def test_a_flag_remembers_its_signal(number, handlers, capsys):
     flag = stops.StopFlag()
     assert not flag()

@@ -48,7 +48,7 @@ ALLOWED = (
     'a last line such as {"reward": 0.5}, with `reward`, or `rewards`, a list with a number for each turn of the '
     "policy or an object of numbers by the ids of its answers, and further numbers"
 )
-ID = re.compile(r"(?:chat)?cmpl-([1-9][0-9]*)")
+ID = re.compile(r"(?:chat)?cmpl-([1-9][0-9]{0,8})")
 """Id of an answer of the endpoint, which has the number of the turn from 1."""
 
 
