@@ -139,4 +139,4 @@ def test_only_heartbeats_and_trackers_read_the_wall_clock():
     clock = re.compile(r"\btime\.time(_ns)?\b|datetime\.now|utcnow")
     files = ROOT.rglob("*.py")
     readers = {path.name for path in files if clock.search(path.read_text(encoding="utf-8"))}
-    assert readers == {"status.py", "run.py", "mlflow.py", "tensorboard.py", "follow.py", "write_back.py"}
+    assert readers == {"status.py", "run.py", "mlflow.py", "tensorboard.py", "follow.py"}

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,14 @@ from scalerl.cli.terminal import print_lines
 from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
 from scalerl.core.limits import PAGE_CLOSE_S
-from scalerl.importers.errors import TooEarly
-from scalerl.importers.trackers import wandb_path
 from scalerl.scaling.stop import FORMS, StopRule, judge, stop_rule
 from scalerl.view.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
 from scalerl.view.outlook import forecast_dict
-from scalerl.view.write_back import WriteBack
 
 EXAMPLES = """examples:
   scalerl follow run.log --devices 8
   scalerl follow grpo-run --devices 8 --page
-  scalerl follow wandb:team/project/run --write
+  scalerl follow wandb:team/project/run
   scalerl follow run.log --until "gain at 2x below 0.02" && scancel 1234
 
 exit codes:
@@ -61,8 +58,6 @@ def follow_parser() -> Parser:
     )
     about = "end with exit code 1 after this time without new rows; default 24"
     parser.add_argument("--patience", type=number, default=PATIENCE_H, metavar="HOURS", help=about)
-    about = "write each forecast back to the tracker that is followed, under scalerl/"
-    parser.add_argument("--write", action="store_true", help=about)
     parser.add_argument("--page", action="store_true", help="serve a live page about the log, as `scalerl watch` does")
     add_address(parser)
     add_reading_options(parser)
@@ -91,16 +86,8 @@ def run_follow(words: list[str]) -> int:
     if options.page:
         check_page()
     show = show_json if options.json else Lines().show
-    back = WriteBack(lambda text: show(log, Change("write", text))) if options.write else None
-    if back is not None and (options.path.exists() or wandb_path(str(options.path))):
-        with suppress(TooEarly):  # the log of a directory that is still empty
-            back.open(options.path, options.run_name)
     with paged(log, show, options) if options.page else nullcontext():
-        try:
-            return follow(log, rules, show, back, options)
-        finally:
-            if back is not None:
-                back.close()
+        return follow(log, rules, show, options)
 
 
 @contextmanager
@@ -127,9 +114,7 @@ Show = Callable[[FollowedLog, Change], None]
 """Prints one change."""
 
 
-def follow(
-    log: FollowedLog, rules: list[StopRule], show: Show, back: WriteBack | None, options: argparse.Namespace
-) -> int:
+def follow(log: FollowedLog, rules: list[StopRule], show: Show, options: argparse.Namespace) -> int:
     """Look at a log again and again; return the exit code."""
     moving = ""
     while True:
@@ -138,8 +123,6 @@ def follow(
         for change in changes:
             show(log, change)
         if log.outlook is not None and log.source is not None and log.version != version:
-            if back is not None:
-                back.write(log.source, log.outlook, options.run_name)
             before, moving = moving, log.source.about_bounds
             if moving and not before:
                 waits = "; until then, conditions on the gain and the ceiling wait" if rules else ""

@@ -53,12 +53,6 @@ def _end(text: str) -> tuple[str, int]:
     return _plain((ipaddress.ip_address(packed), int(port, 16)))
 
 
-def free_port(host: str = "") -> int:
-    """Return a TCP port that is free on an address of this machine; empty: on all of them."""
-    with reserved_port(host) as port:
-        return port
-
-
 @contextmanager
 def reserved_port(host: str = "") -> Iterator[int]:
     """Keep a free TCP port from other programs, until a server that is told the port listens on it.

@@ -204,7 +204,7 @@ SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second"
 
 
 WRITTEN = "scalerl/"
-"""Prefix of the numbers that `scalerl follow --write` writes to a tracker."""
+"""Prefix of forecasts that users write to the run that they follow (docs/importing.md)."""
 
 MOMENTS = ("step", "_step", "global_step", "epoch", "time", "timestamp", "_timestamp", "_runtime", "wall_time")
 """Columns, as `frame.key` writes them, that say when a row was written."""

@@ -15,9 +15,6 @@ from scalerl.scaling.readers import CurveError
 
 Row = dict[str, Any]
 
-WRITTEN = ".scalerl"
-"""End of the name of an event file with forecasts that `scalerl follow --write` has written."""
-
 
 def tensorboard_frame(
     files: Sequence[Path], directory: Path | None = None, open_files: dict[Path, Any] | None = None
@@ -84,7 +81,7 @@ def event_files(directory: Path) -> list[Path]:
                 f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
                 "give the directory of one run, or the file"
             )
-        events = (Path(place, name) for name in files if "tfevents" in name and not name.endswith(WRITTEN))
+        events = (Path(place, name) for name in files if "tfevents" in name)
         paths += [path for path in events if path.is_file()]  # a pipe of that name would block
     return sorted(paths, key=lambda file: file.name)
 

@@ -547,10 +547,7 @@ def what_would_decide(sides: Sides, at_twice: Lead, seed_sd: float, margin: floa
     fallen = [f for side in sides for f in side if f.futures.fallen]
     if fallen:
         return f"To decide it: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."
-    p = max(at_twice.probability, 1.0 - at_twice.probability)
     unknown = [f for side in sides for f in side if not f.identified]
-    if unknown and p >= PROBABLE:
-        return "Twice the compute would probably decide it."
     goal = max(abs(at_twice.difference.mean), margin)
     fit_variance = float(np.mean([f.asymptote.sd**2 for side in sides for f in side if f.identified] or [0.0]))
     needed = int(np.ceil(2 * (seed_sd**2 + fit_variance) * (1.96 / goal) ** 2))

@@ -174,11 +174,6 @@ class Fit(InNotebooks):
         """Return draws of the gain from the last point to a compute, from the draws of `predict`'s band, shape (D,)."""
         return self.futures.gain(compute)
 
-    def mean_gain(self, compute: float) -> Array:
-        """Return draws of the gain as `gain`, from the curves of the mean, shape (D,)."""
-        now_D, then_D = self.futures.possible_levels(np.array([self.last_compute, compute]))
-        return np.asarray(then_D - now_D)
-
     def draws_high(self, compute: float) -> float:
         """Return the upper end of the band of the curves in the mean, without improbable departures and take-offs."""
         return float(np.quantile(self.levels(compute), TAILS[1]))

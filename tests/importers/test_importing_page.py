@@ -1,9 +1,11 @@
 """Runs every command and snippet of docs/importing.md in a directory with the files of the page."""
 
 import contextlib
+import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -17,7 +19,7 @@ from scalerl.importers import read
 
 LOGS = Path(__file__).parent / "logs"
 PAGE = (Path(__file__).parents[2] / "docs/importing.md").read_text()
-IMPORT, EXPORT, TRAINER = blocks("docs/importing.md", "python")
+IMPORT, EXPORT, TRACKER, TRAINER = blocks("docs/importing.md", "python")
 COMMANDS = [line for block in blocks("docs/importing.md", "bash") for line in block.splitlines()]
 COMMANDS += re.findall(r"\| `(scalerl import .+?)` \|", PAGE)
 NEEDS = {"events": "tensorboard"}
@@ -83,9 +85,9 @@ def test_the_output_of_the_page_is_that_of_its_commands(tmp_path, monkeypatch, c
 def test_the_export_of_the_page_writes_all_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"_step": step, "eval/accuracy": step / 100, "_runtime": 60.0 * step} for step in range(9)]
-    run = types.SimpleNamespace(scan_history=lambda: iter(rows))
-    api = types.SimpleNamespace(run=lambda name: run)
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(Api=lambda: api))
+    run = types.types.SimpleNamespace(scan_history=lambda: iter(rows))
+    api = types.types.SimpleNamespace(run=lambda name: run)
+    monkeypatch.setitem(sys.modules, "wandb", types.types.SimpleNamespace(Api=lambda: api))
     exec(EXPORT, {})
     assert len(read("history.jsonl", source="wandb", metric="eval/accuracy", devices=4).rows) == 9
 
@@ -98,3 +100,17 @@ def test_the_snippet_of_the_callback_works(place):
     with contextlib.redirect_stdout(None):
         exec(TRAINER, {"trainer": grpo(place / "run", steps=4)})
     assert len(Path("points.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_snippet_for_a_tracker_logs_each_forecast(monkeypatch):
+    logged = []
+    forecast = {"event": "forecast", "forecast": {"at": [{"mean": 0.6}]}, "advice": {"gain": {"mean": 0.02}}}
+    lines = [json.dumps(change) for change in ({"event": "waiting"}, forecast)]
+    monkeypatch.setitem(
+        sys.modules, "wandb", types.SimpleNamespace(init=lambda **options: types.SimpleNamespace(log=logged.append))
+    )
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *words, **options: contextlib.nullcontext(types.SimpleNamespace(stdout=lines))
+    )
+    exec(TRACKER, {})
+    assert logged == [{"scalerl/2x": 0.6, "scalerl/gain": 0.02}]
