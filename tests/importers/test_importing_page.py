@@ -85,9 +85,9 @@ def test_the_output_of_the_page_is_that_of_its_commands(tmp_path, monkeypatch, c
 def test_the_export_of_the_page_writes_all_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"_step": step, "eval/accuracy": step / 100, "_runtime": 60.0 * step} for step in range(9)]
-    run = types.types.SimpleNamespace(scan_history=lambda: iter(rows))
-    api = types.types.SimpleNamespace(run=lambda name: run)
-    monkeypatch.setitem(sys.modules, "wandb", types.types.SimpleNamespace(Api=lambda: api))
+    run = types.SimpleNamespace(scan_history=lambda: iter(rows))
+    api = types.SimpleNamespace(run=lambda name: run)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(Api=lambda: api))
     exec(EXPORT, {})
     assert len(read("history.jsonl", source="wandb", metric="eval/accuracy", devices=4).rows) == 9
 
