@@ -102,7 +102,6 @@ def test_one_place_of_the_command_line_prints_errors():
     [
         ["--max-tokens", "99999999"],
         ["--slots", "99999999"],
-        ["--temperature", "nan"],
         ["--temperature", "-1"],
         ["--top-p", "2"],
         ["--seed", "-1"],

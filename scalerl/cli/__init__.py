@@ -1,9 +1,14 @@
 """The command line: one file per command; `main` parses the arguments and calls one of them."""
 
-import os
-import signal
 import sys
-from types import FrameType
+
+_MODULE = sys.argv[:1] == ["-m"]  # `python -m scalerl.cli`, before Python runs __main__.py
+if _MODULE and not sys.flags.safe_path:
+    del sys.path[0]  # the current directory, which may hold files from elsewhere
+
+import os  # noqa: E402
+import signal  # noqa: E402
+from types import FrameType  # noqa: E402
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -12,13 +17,10 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-_module = sys.argv[:1] == ["-m"]  # `python -m scalerl.cli`, before Python runs __main__.py
-if _module or os.path.basename(sys.argv[0] if sys.argv else "") == "scalerl":
+if _MODULE or os.path.basename(sys.argv[0] if sys.argv else "") == "scalerl":
     for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(_number) != signal.SIG_IGN:
             signal.signal(_number, _end)
-if _module and not sys.flags.safe_path:
-    del sys.path[0]  # the current directory, which may hold files from elsewhere
 
 from scalerl.cli.main import main  # noqa: E402
 

@@ -25,7 +25,7 @@ class Interruption(Part):
     models: Literal["thinking", "all"] = "thinking"
     """thinking: only models that think in their completions. Others have the limit of tokens alone, or the phrase would
     stand in their answers. A model does not think if its chat template closes the thinking in the prompt, or if neither
-    template nor vocabulary has the end_tag. all: every model, the default of a file or command with recipe.length."""
+    template nor vocabulary has the end_tag. all: every model, the default of a command with --recipe.length."""
 
     @model_validator(mode="after")
     def _check(self) -> Interruption:

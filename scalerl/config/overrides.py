@@ -59,11 +59,11 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         preset = _own_data_preset(merged) if has_own_data else "lab"
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
-    for given in (values, typed):  # whoever describes the interruption means it, whatever the model
-        length = given["recipe"].get("length") if isinstance(given.get("recipe"), Mapping) else None
-        length = {"kind": length} if isinstance(length, str) else length
-        if isinstance(length, Mapping) and length.get("kind", "interruption") == "interruption":
-            given["recipe"] = {**given["recipe"], "length": {"models": "all", **length}}
+    length = typed["recipe"].get("length") if isinstance(typed.get("recipe"), Mapping) else None
+    length = {"kind": length} if isinstance(length, str) else length
+    if isinstance(length, Mapping) and length.get("kind", "interruption") == "interruption":
+        # whoever types an interruption means it, whatever the model
+        typed["recipe"] = {**typed["recipe"], "length": {"models": "all", **length}}
     from_file = _merge_recipe(_preset_values(preset, values, typed), values)
     try:
         return build(RunConfig, _merge_recipe(from_file, typed), "command line")

@@ -1,17 +1,19 @@
-"""Naive forecasts as baselines of the law: last value, line in log compute, power law.
+"""Naive forecasts as baselines of the law: last value, line in log compute, power law; and the recent trend.
 
 Each takes a curve and returns a function from compute, shape (M,), to metric, shape (M,), within the metric's bounds.
-Axes in names: N points, M amounts of compute, P powers.
+Axes in names: N points, K points of the last doubling, M amounts of compute, P powers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.law import Array
+from scalerl.scaling.noise import least_noise
 
 Predictor = Callable[[Array], Array]
 
@@ -61,3 +63,40 @@ BASELINES: dict[str, Callable[[Curve], Predictor]] = {
     "power law": power_law,
 }
 """Baselines by name."""
+
+
+LEAST_POINTS = 5
+"""Smallest number of points for the slope, used if the last doubling has fewer."""
+
+
+class Trend(NamedTuple):
+    """The rise per doubling of compute.
+
+    Example: `Trend(rise=0.004, error=0.003)`
+    """
+
+    rise: float
+    """Least-squares slope of the metric in log2 of compute, in the metric's unit."""
+
+    error: float
+    """Standard error of the slope."""
+
+
+def trend(curve: Curve) -> Trend:
+    """Return the slope over the last doubling of compute, from at least `LEAST_POINTS` points.
+
+    Args:
+        curve: Curve with at least five points.
+    """
+    last = curve.last_compute
+    count = max(int((curve.compute > last / 2).sum()), LEAST_POINTS)
+    after = curve.compute > 0
+    doublings_K = np.log2(curve.compute[after][-count:] / last)
+    metric_K = curve.metric[after][-count:]
+    across_K = doublings_K - doublings_K.mean()
+    spread = float(across_K @ across_K)
+    rise = float(across_K @ metric_K) / spread
+    residual_K = metric_K - metric_K.mean() - rise * across_K
+    width = float(np.ptp(curve.bounds))
+    noise = max(np.sqrt(float(residual_K @ residual_K) / (len(metric_K) - 2)), least_noise(curve) * width)
+    return Trend(rise, noise / float(np.sqrt(spread)))

@@ -19,9 +19,9 @@ from scalerl.core.rows import read_points
 from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
 from scalerl.scaling import Advice, Curve, CurveError, Estimate, Fit, Forecast, advise, fit, forecast
 from scalerl.scaling.advise import MIN_GAIN
+from scalerl.scaling.baselines import LEAST_POINTS, trend
 from scalerl.scaling.cases import share_that_gained
 from scalerl.scaling.readers import is_points
-from scalerl.scaling.trend import LEAST_POINTS, trend
 from scalerl.types import EvalPoint
 
 if TYPE_CHECKING:

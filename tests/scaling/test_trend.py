@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import linregress
 
 from scalerl.scaling import Curve
-from scalerl.scaling.trend import trend
+from scalerl.scaling.baselines import trend
 
 
 def test_the_slope_and_its_error_are_those_of_scipy_over_the_last_doubling():
