@@ -7,13 +7,13 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalerl.importers.errors import Away, TooEarly
-from scalerl.importers.frame import Builder, Frame, frame_of, joined
-from scalerl.importers.tables import labeled
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import Away, CurveError, TooEarly
+from scalerl.tables.grids import labeled
+from scalerl.tables.table import Builder, Table, joined, table_of
 
 WANDB = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
 """`wandb:entity/project/run`, or the address of its page."""
@@ -48,8 +48,8 @@ class WandbRun:
         self.path = path
         self._rows, self._last = Builder(), -1
 
-    def read(self) -> tuple[Frame, str]:
-        """Return the history so far, and how the run ended ("" while it trains).
+    def read(self) -> Table:
+        """Return the history so far.
 
         Raises:
             CurveError: wandb is not installed or does not answer, or there is no such run.
@@ -77,7 +77,8 @@ class WandbRun:
                 f"wandb:{self.path} has no history yet; check the run's page, or try again after its first rows"
             )
         state = str(getattr(run, "state", ""))
-        return self._rows.frame(), state if state in ("finished", "crashed", "failed", "killed") else ""
+        ended = state if state in ("finished", "crashed", "failed", "killed") else ""
+        return self._rows.table(form="wandb", name=f"wandb:{self.path}", ended=ended)
 
     def _scan(self, run: Any) -> Iterable[Any]:
         """Return the rows after the last one that was read; rows without a step are all read again."""
@@ -95,8 +96,8 @@ class WandbRun:
 # ------------------------------------------------------------------------------------------------------------ SQLite
 
 
-def sqlite_frame(path: Path) -> tuple[Frame, str, str]:
-    """Return the runs in the SQLite database of MLflow or Trackio, the name of the tracker, and how the run ended.
+def read_sqlite(path: Path) -> Table:
+    """Return the runs in the SQLite database of MLflow or Trackio.
 
     Raises:
         CurveError: The database is that of neither, or cannot be read.
@@ -110,9 +111,11 @@ def sqlite_frame(path: Path) -> tuple[Frame, str, str]:
                 {name for _, name, *_ in base.execute("pragma table_info(metrics)")} if "metrics" in tables else set()
             )
             if {"run_uuid", "key", "value", "step"} <= columns:
-                return runs_frame(mlflow_rows(base, "runs" in tables)), "MLflow", mlflow_end(base, "runs" in tables)
+                named = "runs" in tables
+                table = runs_table(mlflow_rows(base, named))
+                return replace(table, form="MLflow", name=path.name, ended=mlflow_end(base, named))
             if {"run_name", "step", "metrics"} <= columns:
-                return runs_frame(trackio_rows(base)), "Trackio", ""
+                return replace(runs_table(trackio_rows(base)), form="Trackio", name=path.name)
     except sqlite3.OperationalError as error:  # locked, or being created
         raise Away(f"{path} is a database that cannot be read now ({error}); export the run as CSV") from error
     except sqlite3.Error as error:
@@ -151,8 +154,8 @@ def trackio_rows(base: sqlite3.Connection) -> Iterator[tuple[str, float, dict[st
             yield str(run), float(step or 0), {**row, "timestamp": str(timestamp)}
 
 
-def runs_frame(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Frame:
-    """Return the frame of rows of several runs; cells of one step are one row."""
+def runs_table(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Table:
+    """Return the table of rows of several runs; cells of one step are one row."""
     runs: dict[str, dict[float, dict[str, Any]]] = {}
     for run, step, cells in rows:
         row = runs.setdefault(run, {}).setdefault(step, {"step": step})
@@ -161,12 +164,8 @@ def runs_frame(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Frame:
                 row[name] = value
     if not runs:
         raise TooEarly("the tracker has no metrics of any run; give the store of a run that has logged something")
-    frames = {run: frame_of(steps.values()) for run, steps in runs.items()}
-    return (
-        joined([labeled(frame, run) for run, frame in frames.items()])
-        if len(frames) > 1
-        else next(iter(frames.values()))
-    )
+    tables = {run: table_of(steps.values()) for run, steps in runs.items()}
+    return joined([labeled(table, run) if len(tables) > 1 else table for run, table in tables.items()])
 
 
 # ------------------------------------------------------------------------------------------------ MLflow's directories
@@ -187,8 +186,8 @@ ENDS = {3: "finished", 4: "failed", 5: "killed"}
 """Ends of a run of MLflow by the number in its meta.yaml."""
 
 
-def mlflow_frame(runs: list[Path]) -> tuple[Frame, str]:
-    """Return the metrics of MLflow's runs, and how the only run ended.
+def read_mlflow(runs: list[Path], directory: Path) -> Table:
+    """Return the metrics of MLflow's runs in a directory.
 
     Each metric is a file `metrics/NAME` with lines `timestamp value step`.
     """
@@ -207,10 +206,11 @@ def mlflow_frame(runs: list[Path]) -> tuple[Frame, str]:
                     if line.endswith("\n"):
                         yield name, step, {metric: value, "_timestamp": timestamp / 1000}
 
-    frame, about = runs_frame(rows()), runs[0] / "meta.yaml"
+    table, about = runs_table(rows()), runs[0] / "meta.yaml"
     text = about.read_text(errors="replace") if about.is_file() else ""
     state = re.search(r"^status: *(\d{1,9})\b", text, re.MULTILINE)
-    return frame, ENDS.get(int(state[1]), "") if state and len(runs) == 1 else ""
+    ended = ENDS.get(int(state[1]), "") if state and len(runs) == 1 else ""
+    return replace(table, form="MLflow", name=directory.name, ended=ended)
 
 
 def mlflow_name(run: Path) -> str:
