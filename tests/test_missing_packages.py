@@ -191,7 +191,8 @@ def test_a_fit_loads_the_modules_of_a_fit(place):
     )
     loaded = set(error.split())
     assert code == 0 and json.loads(out)["advice"] and len(loaded) <= 53
-    assert {name.split(".")[1] for name in loaded - {"scalerl"}} == {"cli", "core", "scaling", "tables", "types", "view"}
+    packages = {name.split(".")[1] for name in loaded - {"scalerl"}}
+    assert packages == {"cli", "core", "scaling", "tables", "types", "view"}
     assert not {f"scalerl.scaling.{name}" for name in ("comparison", "backtesting", "frontiers", "paper")} & loaded
 
 
