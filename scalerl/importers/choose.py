@@ -9,10 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.importers.dialect import Dialect
-from scalerl.importers.dialects import IMPORTERS, TABLE
+from scalerl.importers.dialect import Dialect, steps_of
+from scalerl.importers.dialects import GENERAL_STEPS, IMPORTERS, TABLE
 from scalerl.tables.errors import LIST, CurveError, LogError, TooEarly
-from scalerl.tables.names import COMPONENT, EVALUATION_WORD, MINOR, OTHER, SECOND, TELLING, TRAINING, is_score
+from scalerl.tables.names import (
+    EVALUATION_WORD,
+    HELD_OUT,
+    MINOR,
+    OTHER,
+    SECOND,
+    TELLING,
+    TRAINING,
+    is_evaluation,
+    names_no_prompts,
+    rank_of,
+)
 from scalerl.tables.table import Table, key
 
 LISTED = 12
@@ -67,6 +78,8 @@ class Candidate:
     task: str
     rank: int
     count: int
+    why: str = ""
+    """What shows whether the prompts are held out, if the name does not."""
 
     @property
     def training(self) -> bool:
@@ -89,34 +102,57 @@ def candidates(table: Table, dialect: Dialect) -> list[Candidate]:
     metrics = []
     by_task = table.labels(TASK) if TASK in table.words else None
     for name, (rank, task) in ranks.items():
+        why = ""
+        if names_no_prompts(name) and not dialect.defines(name):
+            held_out, why = prompts_of(table, name)
+            if held_out:
+                rank = OTHER if dialect.metrics or rank == MINOR else HELD_OUT
         if task or by_task is None:
-            metrics.append(Candidate(name, task, rank, table.count(name)))
+            metrics.append(Candidate(name, task, rank, table.count(name), why))
         else:
             present_N = table.present(name)
             names = dict.fromkeys("" if word is None else str(word) for word in by_task[present_N])
             for word in names:
                 count = int(np.sum((by_task == (word or None)) & present_N))
-                metrics.append(Candidate(name, word, rank, count))
+                metrics.append(Candidate(name, word, rank, count, why))
     return sorted(metrics, key=lambda candidate: preference(table, candidate))
+
+
+RARER = 0.5
+"""Share of the steps of training in which a score of held-out prompts is logged at most."""
+
+
+def prompts_of(table: Table, name: str) -> tuple[bool, str]:
+    """Return whether a score whose name does not say so is one of held-out prompts, and what shows it.
+
+    It is the reward of training, unless it is logged more rarely than training, or in rows of its own.
+    """
+    training = [n for n in table.names if "loss" in key(n) or (rank_of(n) == TRAINING and not names_no_prompts(n))]
+    pulse = max((n for n in training if not is_evaluation(n)), key=table.count, default="")
+    count, steps = table.count(name), table.count(pulse)
+    if (stderr := table.find("stderr")) is not None and table.count(stderr) >= RARER * count:
+        return True, "it has standard errors"
+    if count <= RARER * steps:
+        return True, f"it is logged {count} times, {pulse} {steps} times"
+    if steps and not (table.present(name) & table.present(pulse)).any():
+        return True, f"its rows are not those of {pulse}"
+    return False, "its name has no word of evaluation, such as eval or test"
 
 
 def preference(table: Table, candidate: Candidate) -> tuple[object, ...]:
     """Return the key by which candidates are sorted: a telling, general, often and well measured metric first."""
     name = key(candidate.metric)
-    rank = TRAINING if telling_part(table, candidate) else candidate.rank
     general = "all" in (candidate.task, *candidate.metric.split("/")) or not candidate.task
     samples = re.search(r"_at_(\d{1,9})(?:_|$)", name)
     telling = bool(TELLING.search(candidate.metric + candidate.task))
-    return (rank, not telling, not general, -candidate.count, -int(samples[1]) if samples else 0, candidate.metric)
+    last = (-candidate.count, -int(samples[1]) if samples else 0, candidate.metric)
+    return (candidate.rank, stepless(table, candidate.metric), not telling, not general, *last)
 
 
-def telling_part(table: Table, candidate: Candidate) -> bool:
-    """Return whether a part of the training reward says whether answers are right, and varies."""
-    plain = key(candidate.metric)
-    if not candidate.training or not TELLING.search(candidate.metric) or not COMPONENT.search(plain):
-        return False
-    value_N = table.column(candidate.metric)
-    return bool(np.nanmax(value_N) > np.nanmin(value_N))
+def stepless(table: Table, name: str) -> bool:
+    """Return whether no row of a metric has a step, although rows of others do, as with lines of single samples."""
+    columns = steps_of(table, GENERAL_STEPS[:1])
+    return bool(columns) and not any((table.present(name) & table.present(c)).any() for c in columns[0])
 
 
 def choose(table: Table, dialect: Dialect, metric: str | None, task: str | None) -> Candidate:
@@ -143,6 +179,12 @@ def choose(table: Table, dialect: Dialect, metric: str | None, task: str | None)
             without="--metric" if metric else "",
             command="" if add else LIST,
         )
+    if metric is None and (losses := falling_loss(table, suitable[0])):
+        raise TooEarly(
+            f"{table.name} is a log of supervised training: {losses} falls, and no column is of sampled answers, which "
+            f"a forecast is about; to fit {suitable[0].metric} all the same, choose it by metric= (--metric)",
+            add=("--metric", suitable[0].metric),
+        )
     of_task = [c for c in suitable if task in (None, c.task)]
     if not of_task:
         tasks = ", ".join(sorted({c.task for c in suitable if c.task})) or "one task without a name"
@@ -166,9 +208,33 @@ def choose(table: Table, dialect: Dialect, metric: str | None, task: str | None)
     return best
 
 
+SAMPLED = re.compile(
+    r"reward|return|rollout|(?:^|_)kl(?:_|$)|advantage|completion|response|entropy|episode|polic|actor|critic|pass|succe|sol"
+    r"v|(?:^|_)win|grpo|ppo|reinforce|sampl|judge|generat|score|avg_at|mean_at|clip_?(?:ratio|frac)"
+)
+"""Words of training on sampled answers, in a name as `table.key` writes it."""
+
+
+def falling_loss(table: Table, best: Candidate) -> str:
+    """Return the loss of supervised training that falls, if nothing in the log is of sampled answers; else ""."""
+    if any(SAMPLED.search(key(name)) for name in table.names) or best.task:
+        return ""
+    for name in table.names:
+        value_K = table.cells[name][1][np.isfinite(table.cells[name][1])]
+        third = len(value_K) // 3
+        if "loss" in key(name) and third:
+            first, last = np.median(value_K[:third]), np.median(value_K[-third:])
+            if first > 0 and last < 0.9 * first:
+                return name
+    return ""
+
+
 def scoreless_evaluation(table: Table) -> str:
-    """Return a column of an evaluation, if the log has one but no score of it; a single value is a setting."""
-    names = (name for name in table.names if EVALUATION_WORD.match(name) and not is_score(name))
+    """Return a column of an evaluation, if the log has one but no score of it; a single value is a setting.
+
+    Lengths and times within a step do not show one: `val` is a word for values, as in open-instruct's names.
+    """
+    names = (name for name in table.names if EVALUATION_WORD.match(name) and key(name).endswith(("loss", "runtime")))
     return next((name for name in names if table.count(name) > 1), "")
 
 
@@ -209,10 +275,11 @@ NO_METRIC = re.compile(r"(?:^|_)(?:step|steps|epoch|time|timestamp|runtime|lr|le
 
 def column_hint(table: Table) -> str:
     """Return a list of the log's columns for an error message, with an example of a choice."""
-    names = [name for name in table.names if not name.startswith("@")]
+    names = values_of(table) or [name for name in table.names if not name.startswith("@")]
     return f"; its columns are {name_list(names)}; choose one by metric= (--metric)" if names else ""
 
 
 def values_of(table: Table) -> list[str]:
-    """Return the columns that may be metrics."""
-    return [name for name in table.names if not name.startswith("@") and not NO_METRIC.search(key(name))]
+    """Return the columns that may be metrics, those with several values first."""
+    names = [name for name in table.names if not name.startswith("@") and not NO_METRIC.search(key(name))]
+    return sorted(names, key=lambda name: len(np.unique(table.cells[name][1][:100])) < 2)

@@ -103,6 +103,10 @@ class Dialect:
         """Return the columns that identify this trainer."""
         return [name for name in names if any(match(mark, name) for mark in self.marks)]
 
+    def defines(self, name: str) -> bool:
+        """Return whether the trainer's own metrics have this name."""
+        return any(match(text, name) for text, _ in self.metrics)
+
     def rank(self, name: str) -> tuple[int, str] | None:
         """Return the rank and the task of a column, or None if it is no metric.
 

@@ -61,6 +61,8 @@ class Imported:
     """What the log is: CSV, trainer_state.json, notebook, TensorBoard, ..."""
     training: bool = False
     """Whether the metric is the reward of training, not a score on held-out prompts."""
+    kind_origin: str = ""
+    """What shows whether the prompts are held out, if the metric's name does not."""
     values: int = 0
     """Number of values of the metric in the log, of which `rows` may be means."""
     axis_origin: str = ""
@@ -74,9 +76,9 @@ class Imported:
         """Return what was read as JSON values, without the points."""
         return {
             "trainer": self.trainer or None, "form": self.form, "metric": self.metric, "kind": self.kind,
-            "values": self.values, "axis": self.axis, "axis_origin": self.axis_origin, "bounds": list(self.bounds),
-            "bounds_origin": self.bounds_origin, "start": self.start, "others": list(self.others),
-            "notes": list(self.notes),
+            "kind_origin": self.kind_origin, "values": self.values, "axis": self.axis,
+            "axis_origin": self.axis_origin, "bounds": list(self.bounds), "bounds_origin": self.bounds_origin,
+            "start": self.start, "others": list(self.others), "notes": list(self.notes),
         }  # fmt: skip
 
     @property
@@ -87,6 +89,7 @@ class Imported:
     def lines(self) -> list[str]:
         """Return what was read as lines: trainer, metric, compute, bounds, notes."""
         kind = f"{TRAINING_REWARD}, not held out" if self.training else "held-out"
+        kind += f" ({self.kind_origin})" if self.kind_origin else ""
         means = f" in {len(self.rows)} windows" if len(self.rows) < self.values else ""
         instead = f"; instead: --metric {', '.join(self.others[:4])}" if self.others else ""
         low, high = self.bounds
@@ -322,10 +325,42 @@ def steps(table: Table, dialect: Dialect, candidate: Candidate) -> tuple[Array, 
     step_N = row_steps(table, groups)
     if groups and np.isfinite(step_N[metric_rows(table, candidate)]).any():
         is_step = key(groups[0][0]) != "epoch"
+        if is_step and (epoch := epoch_of_steps(table, step_N, metric_rows(table, candidate))):
+            note = f"steps begin anew in each {epoch} and were counted on"
+            return across_epochs(step_N, table.column(epoch), metric_rows(table, candidate)), note
         if not is_step and (step_N[np.isfinite(step_N)] % 1).any():  # shares of an epoch: TRL's console has no step
             return counted(table, pulse), STEPLESS.format(pulse, "the log has no step")
         return step_N, "" if is_step else "steps are epochs, because the log has no other step"
     return counted(table, pulse), STEPLESS.format(pulse, "the log has no step")
+
+
+EPOCHS = ("epoch", "epochs", "current_epoch", "cur_epoch", "epoch_idx", "epoch_id", "epoch_num", "train/epoch")
+"""Columns that count how often the prompts were used, as `table.key` writes them."""
+
+
+def epoch_of_steps(table: Table, step_N: Array, picked: NDArray[np.intp]) -> str:
+    """Return the column of the epoch if the steps of the metric go back exactly where it advances; "" if not."""
+    for name in EPOCHS:
+        if (column := table.find(name)) is None:
+            continue
+        epochs, steps = table.column(column)[picked], step_N[picked]
+        if not np.isfinite(steps).all() or not np.isfinite(epochs).all() or (epochs % 1).any():
+            continue
+        back, on = np.diff(steps) < 0, np.diff(epochs) > 0
+        if back.any() and np.array_equal(back, on) and (np.diff(epochs) >= 0).all():
+            return column
+    return ""
+
+
+def across_epochs(step_N: Array, epoch_N: Array, picked: NDArray[np.intp]) -> Array:
+    """Return the steps of all epochs as one count, shape (N,)."""
+    steps, epochs = step_N[picked], epoch_N[picked]
+    usual = float(np.median(np.diff(steps)[np.diff(steps) > 0])) if (np.diff(steps) > 0).any() else 1.0
+    shift = usual if steps.min() == 0 else 0.0  # the index of a batch, after which one update more was made
+    ends = {epoch: steps[epochs == epoch].max() + shift for epoch in np.unique(epochs)}
+    before = dict(zip(ends, shift + np.cumsum([0.0, *ends.values()]), strict=False))
+    before_N: Array = np.array([before.get(epoch, np.nan) for epoch in epoch_N.tolist()])
+    return step_N + before_N
 
 
 def evaluated_steps(table: Table, dialect: Dialect, step_N: Array, candidate: Candidate) -> Array:
@@ -424,13 +459,13 @@ def points_of(
     Raises:
         CurveError: The metric has no number, or lies outside given bounds.
     """
-    picked_E, more = evaluations(table, step_N, candidate)
+    picked_E, value_E, more = evaluations(table, step_N, candidate)
     notes = [*notes, *more]
     pulse = pulse_of(table, dialect, candidate)
     compute = compute_of(table, step_N, picked_E, dialect, candidate, pulse, devices, columns)
     limits, bounds_origin, more = bounds_of(table.select(rows_mask(table, picked_E)), dialect, candidate.metric, bounds)
     notes += [*compute.notes, *more]
-    value_E = np.clip(table.column(candidate.metric)[picked_E], *limits)
+    value_E = np.clip(value_E, *limits)
     cells = {"step": step_N[picked_E], **compute.cells}
     stderr_E = table.column(columns["stderr"])[picked_E] if "stderr" in columns else None
     if stderr_E is None and not dialect.marks and (column := table.find("stderr")) is not None:
@@ -439,6 +474,9 @@ def points_of(
     if candidate.training:
         order_E = np.argsort(cells[compute.axis], kind="stable")
         last_W, value_W, stderr_W = windows(cells[compute.axis][order_E], value_E[order_E])
+        if stderr_E is not None:
+            sizes_W = np.diff(last_W, prepend=-1)
+            stderr_W = np.sqrt(np.add.reduceat(stderr_E[order_E] ** 2, last_W - sizes_W + 1)) / sizes_W
         cells = {name: cell[order_E][last_W] for name, cell in cells.items()}
         value_E, stderr_E = value_W, stderr_W
         notes += marks(table, candidate.metric, table.names)
@@ -460,6 +498,7 @@ def points_of(
         trainer=dialect.title,
         form=table.form,
         training=candidate.training,
+        kind_origin=candidate.why,
         values=count,
         axis_origin=compute.origin,
         bounds_origin=bounds_origin,
@@ -485,8 +524,11 @@ def start_of(rows: Sequence[Mapping[str, Any]], axis: str, training: bool) -> st
     return f"{what}{place}: the level before training (R0) is unknown and is fitted"
 
 
-def evaluations(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDArray[np.intp], list[str]]:
-    """Return the rows that become points, by step if there are steps, and notes about those left out.
+def evaluations(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDArray[np.intp], Array, list[str]]:
+    """Return the rows that become points, by step if there are steps, their values, and notes about those left out.
+
+    Rows of one step that follow each other, such as those of its samples, count with their mean. Of a step that comes
+    back, as after a resume, the last rows count.
 
     Raises:
         CurveError: No row has a number.
@@ -498,9 +540,10 @@ def evaluations(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDAr
     picked_E = metric_rows(table, candidate)
     if not len(picked_E):
         raise TooEarly(f"{candidate.metric} has no finite value in this log; choose another by metric= (--metric)")
+    value_N = table.column(candidate.metric)
     stepped_E = np.isfinite(step_N[picked_E])
     if not stepped_E.any():
-        return picked_E, notes
+        return picked_E, value_N[picked_E], notes
     if not stepped_E.all():
         notes.append(f"evaluations without a step were left out: {int((~stepped_E).sum())}")
         picked_E = picked_E[stepped_E]
@@ -508,10 +551,17 @@ def evaluations(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDAr
     if early_E.any() and not early_E.all():
         notes.append(f"evaluations at a negative step were left out: {int(early_E.sum())}")
         picked_E = picked_E[~early_E]
-    _, last_E = last_of_each(step_N[picked_E], picked_E.astype(np.float64))
-    repeated = len(picked_E) - len(last_E)
+    starts = np.flatnonzero(np.diff(step_N[picked_E], prepend=np.nan) != 0)
+    sizes = np.diff(np.append(starts, len(picked_E)))
+    first_E, ends_E = value_N[picked_E[starts]], picked_E[starts + sizes - 1]
+    mean_E = first_E + np.add.reduceat(value_N[picked_E] - np.repeat(first_E, sizes), starts) / sizes
+    meant = int((sizes - 1).sum())
+    notes += [f"further rows of a step, of which the mean counts: {meant}"] if meant else []
+    _, last_E = last_of_each(step_N[ends_E], np.arange(len(ends_E), dtype=np.float64))
+    repeated = len(ends_E) - len(last_E)
     notes += [f"repeated evaluations of a step, of which the last counts: {repeated}"] if repeated else []
-    return last_E.astype(np.intp), notes
+    last = last_E.astype(np.intp)
+    return ends_E[last], mean_E[last], notes
 
 
 def as_rows(cells: Mapping[str, Array], task: str) -> list[dict[str, Any]]:

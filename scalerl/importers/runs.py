@@ -5,6 +5,9 @@ Axes in names: N rows.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -62,18 +65,18 @@ def of_run(table: Table, run: str | None) -> tuple[Table, str]:
     if by is None or (len(distinct[by]) <= 1 and run not in distinct[by]):
         return table, ""
     if run is None:
-        raise several(table.name, distinct[by], f"the column {by}")
+        raise several(table.name, Counter(map(str, columns[by][columns[by] != None])), f"the column {by}")  # noqa: E711
     if run not in distinct[by]:
         return table, ""
     return table.select(columns[by] == run), f"run {run}"
 
 
-def several(name: str, runs: list[str], how: str, example: str = "") -> CurveError:
-    """Return the error for a log with several runs."""
-    example = example or runs[0]
+def several(name: str, runs: Mapping[str, int], how: str) -> CurveError:
+    """Return the error for a log with several runs, given the number of rows of each; the longest comes first."""
+    ordered = sorted(runs, key=lambda run: -runs[run])
     return LogError(
-        f"{name} has {len(runs)} runs, told apart by {how}: {name_list(runs)}; choose by run= (--run)",
-        add=("--run", example),
+        f"{name} has {len(runs)} runs, told apart by {how}: {name_list(ordered)}; choose by run= (--run)",
+        add=("--run", ordered[0].split(" (steps ")[0]),
     )
 
 
@@ -90,26 +93,49 @@ def rows_of_run(
     steps = step_N[picked]
     if np.isfinite(steps).all() and len(np.unique(steps)) < len(steps):
         column = dividing_column(table, picked, steps)
+        part_N = parts_of(table, metric, picked, step_N) if column is None else None
+        if part_N is not None:
+            column = column_of_parts(table, picked, part_N)
         if column is not None:
             label_N = table.labels(column)
-            names = [str(word) for word in dict.fromkeys(label_N[picked]) if word is not None]
+            names = Counter(str(word) for word in label_N[picked] if word is not None)
             if run is None:
                 raise several(table.name, names, f"the column {column}")
             if run in names:
                 return np.asarray(label_N == run)
-            raise CurveError(f"{table.name} has no run {run!r}; it has {name_list(names)}")
-        if (part_N := parts_of(table, metric, picked, step_N)) is not None:
+            raise CurveError(f"{table.name} has no run {run!r}; it has {name_list([*names])}")
+        if part_N is not None:
             spans = [step_N[picked[part_N[picked] == number]] for number in range(1, int(part_N.max()) + 1)]
-            names = [f"{n} (steps {span.min():g} to {span.max():g})" for n, span in enumerate(spans, 1)]
+            sizes = {f"{n} (steps {span.min():g} to {span.max():g})": len(span) for n, span in enumerate(spans, 1)}
             if run is None:
-                raise several(table.name, names, "restarts from the first step", "1")
-            numbers = [str(number) for number in range(1, len(names) + 1)]
-            if run in numbers:
+                raise several(table.name, sizes, "restarts from the first step")
+            if run in map(str, range(1, len(sizes) + 1)):
                 return np.asarray(part_N == int(run))
-            raise CurveError(f"{table.name} has no run {run!r}; it has {name_list(names)}")
+            raise CurveError(f"{table.name} has no run {run!r}; it has {name_list([*sizes])}")
     if run is not None:
         raise CurveError(f"{table.name} has no run {run!r}; it has one run; leave out --run")
     return None
+
+
+def column_of_parts(table: Table, picked: NDArray[np.intp], part_N: NDArray[np.intp]) -> str | None:
+    """Return the column with one value in each part and another one in every other part; None without one."""
+    parts = part_N[picked]
+    for column in (*table.words, *table.names):
+        label_K = table.labels(column)[picked]
+        labels = {(part, label) for part, label in zip(parts.tolist(), label_K, strict=True)}
+        values = {label for _, label in labels}
+        if None not in values and len(labels) == len(values) == int(parts.max()) and not commands(table, column):
+            return column
+    return None
+
+
+COMMAND = re.compile(r"(?:^|\s)-{1,2}\w|&&|^(?:python3?|bash|sh|cd|ls|cat|git|pip|torchrun|accelerate|ray)\b")
+
+
+def commands(table: Table, column: str) -> bool:
+    """Return whether a column has lines of a shell, which are no names of runs."""
+    words = table.words[column].words if column in table.words else ()
+    return sum(bool(COMMAND.search(word)) for word in words) > 0.5 * len(words)
 
 
 def dividing_column(table: Table, picked: NDArray[np.intp], steps: Array) -> str | None:
@@ -118,7 +144,7 @@ def dividing_column(table: Table, picked: NDArray[np.intp], steps: Array) -> str
     numbers = [c for c in table.names if key(c) in CONDITIONS and c not in table.words]
     best: tuple[tuple[int, int], str] | None = None
     for column in (*table.words, *numbers):
-        if key(column) in TASKS:
+        if key(column) in TASKS or commands(table, column):
             continue
         label_K = table.labels(column)[picked]
         if any(word is None for word in label_K):
@@ -137,11 +163,12 @@ def dividing_column(table: Table, picked: NDArray[np.intp], steps: Array) -> str
 
 
 def parts_of(table: Table, metric: str, picked: NDArray[np.intp], step_N: Array) -> NDArray[np.intp] | None:
-    """Return the number of the part, from 1, of each row, if a file has runs one after the other; None if one run."""
-    pairs = np.stack([step_N[picked], table.column(metric)[picked]])
-    picked = picked[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]  # without copies of rows
-    steps = step_N[picked]
-    if len(np.unique(steps)) == len(steps):
+    """Return the number of the part, from 1, of each row, if a file has runs one after the other; None if one run.
+
+    A part whose points are all in another one is a copy, or the beginning of what was started again, and no run.
+    """
+    steps, values = step_N[picked], table.column(metric)[picked]
+    if len(np.unique(np.stack([steps, values]), axis=1).T) == len(np.unique(steps)):
         return None
     first = steps.min()
     usual = float(np.median(np.abs(np.diff(steps)))) if len(steps) > 1 else 0.0
@@ -153,10 +180,17 @@ def parts_of(table: Table, metric: str, picked: NDArray[np.intp], step_N: Array)
     for start, end in pairwise(edges[1:]):
         if end - start >= LEAST_ROWS and start - starts[-1] >= LEAST_ROWS:
             starts.append(start)
-    if len(starts) < 2:
+    points = [
+        set(zip(steps[start:end].tolist(), values[start:end].tolist(), strict=True))
+        for start, end in pairwise([*starts, len(steps)])
+    ]
+    kept = [0]
+    for number in range(1, len(starts)):
+        if not any(points[number] <= points[other] or points[other] <= points[number] for other in range(number)):
+            kept.append(number)
+    if len(kept) < 2:
         return None
     part_N = np.zeros(table.size, dtype=np.intp)
-    rows = [int(picked[start]) for start in starts]
-    for number, row in enumerate(rows, 1):
-        part_N[row if number > 1 else 0 :] = number
+    for number, place in enumerate(kept, 1):
+        part_N[int(picked[starts[place]]) if number > 1 else 0 :] = number
     return part_N

@@ -38,6 +38,9 @@ AT_ONCE = 512
 
 MOST_JOINED = 10_000
 """Most lines of one dictionary that was printed over several lines; the settings of verl have about 700."""
+NARROWEST = 40
+"""Characters of the narrowest terminal at whose width lines are cut."""
+MOST_SHAPES = 1_000
 LONGEST_LINE = 4_000
 """Characters of the longest line in which pairs of names and values are searched."""
 
@@ -55,6 +58,19 @@ HEADER = re.compile(
     re.IGNORECASE,
 )
 """A line with only a step, `===== Step 5/50 =====`, which begins a block."""
+NESTED = re.compile(
+    r"\b(epoch|episode)s?\b\W{0,3}(\d{1,9})(?:\s*(?:/|of)\s*\d{1,9}\W{1,6}(?:iter(?:ation)?|batch|step)?s?\W{0,3}"
+    r"|.{0,200}?\|\s*)(\d{1,9})\s*/\s*\d{1,9}\b",
+    re.IGNORECASE,
+)
+"""A step within an epoch, `Epoch:[1/2](100/1500)` or `Episode [1/20]: 5%|#  | 6/125 [`."""
+INNER = ("rollout", "episode", "batch", "sample")
+"""Words that count parts of a step if a line of its own began the step."""
+SAMPLE = "sample/"
+"""Prefix of the means of these parts."""
+SAMPLE_LABEL = re.compile(r"^\W*(rollout|episode|batch|sample)s?\b\s*[:=#]?\s*\[?(\d{1,9})\b", re.IGNORECASE)
+FRAGMENT = re.compile(r"\S*:\S+(?: - [^\s:]+:\S+)*")
+"""The rest of a line of verl that was cut at the width of a terminal."""
 PROGRESS = re.compile(r"\b(?:train |global )?step (\d{1,15})\s*/\s*\d+", re.IGNORECASE)
 """`Epoch 1/1 Step 5/100 Train step 5/100 done.` (AReaL), which begins a block too."""
 
@@ -83,7 +99,7 @@ def read_lines(path: Path, lines: Iterable[str]) -> Table:
     table = console.read(ended)
     last = None if ended.whole else console.lines
     notes = left_out(path, "JSON objects", console.bad, console.objects, last)
-    if console.cut and not notes:
+    if console.left and not notes:
         notes = (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
     if not table.names:
         raise TooEarly(
@@ -107,10 +123,20 @@ class Console:
         self.lines = 0
         """Number of lines so far."""
         self.cut = False
-        """Whether the last line has no line end, and so perhaps an incomplete last value, which is left out."""
+        """Whether the last line has no line end, and so perhaps an incomplete last value."""
+        self.left = False
+        """Whether that value was left out, because the row before does not end with its name."""
         self._bar: tuple[int, int] | None = None
         self._open: list[str] = []
-        self._depth = 0
+        self._depth, self._width, self._ends_full = 0, 0, False
+        self._held = ""
+        self._trace = False
+        self._shapes: set[str] = set()
+        self._outer: int | None = None
+        self._begun = False
+        self._means: dict[str, int] = {}
+        self._printed: dict[str, Any] = {}
+        self._names: tuple[str, ...] = ()
         self._block: dict[str, Any] = {}
         self._label: tuple[str, int] | None = None
         self._section = ""
@@ -123,6 +149,7 @@ class Console:
             if not self._objects(chunk):
                 for line in chunk:
                     self._line(line)
+        self._release()
         self._close_block()
         return self.builder.table(form=max(self.kinds, key=lambda kind: self.kinds[kind], default=BLOCK))
 
@@ -151,14 +178,23 @@ class Console:
             self._part(part)
 
     def _part(self, text: str) -> None:
+        if "\x1b" in text:
+            text = COLOR.sub("", text)
+        if "pid=" in text:
+            text = RAY.sub("", text)
+        text = text.rstrip()
         stripped = text.strip()
-        if "\x1b" in stripped:
-            stripped = COLOR.sub("", stripped)
-        if "pid=" in stripped:
-            stripped = RAY.sub("", stripped)
-        if self._open:
-            self._continue(stripped)
+        if self._trace or stripped.startswith("Traceback (most recent call last)"):
+            # the frames are indented; the line of the exception is the last
+            self._trace = text[:1] in ("", " ", "\t") or stripped.startswith("Traceback")
             return
+        if self._open and self._continue(text):
+            return
+        if self._held:
+            if FRAGMENT.fullmatch(stripped) and not VERL.search(stripped):
+                self._held += stripped
+                return
+            self._release()
         if not stripped:
             return
         if stripped[0] == "{" and stripped[1:2] != "'":
@@ -169,40 +205,60 @@ class Console:
             if stripped[1:2] == '"':
                 self.bad[self.lines] = f"{stripped:.60}"
                 return
-        if "step:" in stripped and (match := VERL.search(stripped)):
-            self._verl(match)
+        if "step:" in stripped and VERL.search(stripped):
+            self._held = stripped
             return
         if "|" in stripped and (bars := BAR_PATTERN.findall(stripped)):
             self._bar = (int(bars[-1][0]), int(bars[-1][1]))
         if "{'" in stripped or '{"' in stripped:
             if stripped.count("{") > stripped.count("}"):
                 self._open, self._depth = [stripped], stripped.count("{") - stripped.count("}")
+                self._width, self._ends_full = len(text), True
             else:
                 self._dictionary(stripped)
             return
         if len(stripped) <= LONGEST_LINE:
             self._plain(stripped)
 
-    def _continue(self, text: str) -> None:
-        """Read a further line of a dictionary that was printed over several lines."""
-        if VERL.search(text):  # what was open does not end
+    def _continue(self, text: str) -> bool:
+        """Read a further line of a dictionary that was printed over several lines; return whether it is one.
+
+        It is indented, or the line before was cut at the width of the terminal. Any other line ends what was open.
+        """
+        before = self._open[-1]
+        cut = self._ends_full and len(before) >= NARROWEST and before[-1] not in ",{[("
+        if VERL.search(text) or not (cut or text[:1] in ("", " ", "\t", "'", '"', "}", "]", ")")):
             self._open = []
-            self._part(text)
-            return
-        self._open.append(text.strip("'\"") if text[:1] in ("'", '"') else text)
+            return False
+        self._ends_full = len(text) == self._width
+        stripped = text.strip()
+        quoted = self._open[0][0] in "('\"" and stripped[:1] in ("'", '"')  # a text that was printed in parts
+        self._open.append(text if cut else stripped.strip("'\"") if quoted else stripped)
         self._depth += text.count("{") - text.count("}")
         if self._depth > 0 and len(self._open) <= MOST_JOINED:
-            return
-        opened, self._open = " ".join(self._open), []
+            return True
+        opened, self._open = "", self._open
+        for part in self._open:
+            opened += part if not opened or opened[-1] not in ",{[(" else f" {part}"
+        self._open = []
         if opened.count("{") == 1 or not opened.startswith("{"):  # else settings, dictionaries in a dictionary
             self._dictionary(opened)
+        return True
+
+    def _release(self) -> None:
+        """Read the line of verl that may have been continued."""
+        held, self._held = self._held, ""
+        if held and (match := VERL.search(held)):
+            self._verl(match)
 
     # ------------------------------------------------------------------------------------------------ kinds of lines
 
     def _verl(self, match: re.Match[str]) -> None:
         row: dict[str, Any] = {"step": int(match[1])}
         pairs = match[2].split(" - ")
-        for pair in pairs[:-1] if self.cut else pairs:
+        if self._is_cut(pairs[-1].rpartition(":")[0]):
+            pairs = pairs[:-1]
+        for pair in pairs:
             name, _, value = pair.rpartition(":")
             if name:
                 row[name] = value
@@ -221,6 +277,9 @@ class Console:
             row[label_column(word, list(row))] = number
         elif "nitial validation" in before:  # verl prints it without a step
             row.setdefault("step", 0)
+        elif row == self._printed and any(is_telling(value) for value in row.values()):
+            return  # printed twice, as by two loggers
+        self._printed = dict(row)
         if self._bar is not None:
             row[BAR], row[BAR_TOTAL] = self._bar
         if before and (time := TIME.search(before)):
@@ -232,33 +291,51 @@ class Console:
             self._grid(text)
             return
         if match := HEADER.match(text):
-            self._header(match[1].lower(), int(match[2]))
+            if self._is_new(text, int(match[2])):
+                self._header(match[1].lower(), int(match[2]))
+                self._begun = True
             return
         if ":" not in text and "=" not in text and "|" not in text:
             self._progress(text)
             return
         pairs = pairs_of(text)
-        if self.cut and pairs and text.endswith(pairs[-1][1]):
+        if pairs and text.endswith(pairs[-1][1]) and self._is_cut(pairs[-1][0]):
             pairs = pairs[:-1]
         if not pairs:
             if not self._progress(text) and text.endswith((":", "...")):
                 self._section = "validation/" if EVALUATION_WORD.search(text) else ""
             return
+        scored = any(is_score(name) for name, _ in pairs)
+        if self._begun and self._label is not None and (part := SAMPLE_LABEL.match(text)):
+            if part[1].lower() in INNER:
+                self._add([(SAMPLE + name, value) for name, value in pairs if not LABEL.fullmatch(f"{name} {value}")])
+            return
         labels = list(LABEL.finditer(text))
-        if labels:
+        if nested := NESTED.search(text) if scored else None:
+            self._nested(nested[1].lower(), int(nested[2]), int(nested[3]))
+        elif labels:
             # of `Epoch 3, Step 20`, the finest; of `Step 20/100`, the first number
             epochs = [int(match[2]) for match in labels if match[1].lower() == "epoch"]
+            best = min(labels, key=lambda match: (match[1].lower() in ("epoch", "episode", "batch"), match.start()))
+            if not scored and not self._is_new(text, int(best[2])):
+                return
             if epochs and len(labels) > 1:
                 self._begin_epoch(epochs[0])
-            best = min(labels, key=lambda match: (match[1].lower() in ("epoch", "episode", "batch"), match.start()))
             self._header(best[1].lower(), int(best[2]))
-        elif self._label is None and not any(is_score(name) for name, _ in pairs):
+        elif scored and (bars := BAR_PATTERN.findall(text)):
+            self._header("step", int(bars[-1][0]))
+        elif self._label is None and not scored:
             return
-        prefix = "validation/" if labels and EVALUATION_WORD.search(text.split(":")[0]) else self._section
-        for name, value in pairs:
-            if LABEL.fullmatch(f"{name} {value}"):
-                continue
-            column = name if EVALUATION_WORD.match(name) or not prefix else prefix + name
+        begins = bool(nested or labels)
+        prefix = "validation/" if begins and EVALUATION_WORD.search(text.split(":")[0]) else self._section
+        named = [
+            (name if EVALUATION_WORD.match(name) or not prefix else prefix + name, value)
+            for name, value in pairs
+            if not LABEL.fullmatch(f"{name} {value}")
+        ]
+        if begins:
+            self._add(named)
+        for column, value in named:
             if column in self._block and self._label is None:
                 self._close_block()
             self._block.setdefault(column, value)
@@ -266,6 +343,46 @@ class Console:
             self._block.setdefault(LINE_TIME, time[0].replace("/", "-"))
         if self._label is None:
             self._close_block()
+
+    def _is_cut(self, name: str) -> bool:
+        """Return whether the last value of a last line without an end may be incomplete, and note it."""
+        left = self.cut and self._names[-1:] != (name,)
+        self.left = self.left or left
+        return left
+
+    def _is_new(self, text: str, number: int) -> bool:
+        """Return whether a step without a score begins a block; a step of an answer goes back and looks different."""
+        shape = re.sub(r"\d[\d.]*", "#", text)[:80]
+        last = max(self._last_step, 0 if self._label is None else self._label[1])
+        if number < last and shape not in self._shapes:
+            return False
+        if len(self._shapes) < MOST_SHAPES:
+            self._shapes.add(shape)
+        return True
+
+    def _nested(self, word: str, outer: int, inner: int) -> None:
+        """Begin the block of a step within an epoch; epochs within an episode (OpenRLHF) are parts of its next step."""
+        if word == "episode":
+            self._begin_epoch(outer)
+            self._outer = inner
+            self._header("step", inner)
+        elif self._outer is not None:
+            self._header("step", self._outer + 1)
+        else:
+            self._begin_epoch(outer)
+            self._header("step", inner)
+
+    def _add(self, pairs: list[tuple[str, str]]) -> None:
+        """Add values to the block of a step; several lines of it count with their mean."""
+        for column, value in pairs:
+            number, before = number_of(value), self._block.get(column)
+            if number is None:
+                continue
+            count = self._means.get(column, 0)
+            if before is not None and not count:
+                continue
+            self._block[column] = (float(before) * count + number) / (count + 1) if before is not None else number
+            self._means[column] = count + 1
 
     def _progress(self, text: str) -> bool:
         """Begin a block at a line such as `Train step 5/100 done.`; return whether it is one."""
@@ -308,7 +425,7 @@ class Console:
 
     def _close_block(self) -> None:
         row, label = self._block_row(), self._label
-        self._block, self._label = {}, None
+        self._block, self._label, self._means, self._begun = {}, None, {}, False
         if not row:
             return
         if label is not None and label[0] != "epoch":
@@ -324,7 +441,14 @@ class Console:
 
     def _emit(self, kind: str, row: dict[str, Any]) -> None:
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self._names = tuple(name for name in row if name not in (BAR, BAR_TOTAL, LINE_TIME))
         self.builder.add(row)
+
+
+def is_telling(value: Any) -> bool:
+    """Return whether a value is hardly equal by accident in two rows: it has more than two decimals."""
+    number = number_of(value) if isinstance(value, str) else value
+    return isinstance(number, float) and number != round(number, 2)
 
 
 def json_row(text: str) -> dict[str, Any] | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from scalerl.tables.consoles import Console
 from scalerl.tables.errors import CurveError, TooEarly
 from scalerl.tables.grids import html_tables, labeled, markdown_tables
-from scalerl.tables.names import EVALUATION_WORD, TRAINING_WORD
+from scalerl.tables.names import EVALUATION_WORD, TRAINING_WORD, is_score
 from scalerl.tables.table import Table, joined, table_of, table_of_columns
 
 
@@ -25,20 +27,49 @@ def read_document(text: str, name: str) -> Table | None:
     except RecursionError:
         raise CurveError(f"{name} is nested too deeply; give a log with a row for each step") from None
     except ValueError as error:
-        rows = list(objects_of(text))
-        if len(rows) > 1:
+        rows, whole = objects_of(text)
+        if len(rows) > 1 and whole:
             return table_of(rows, form="JSON objects")
+        if (table := titled_table(text)) is not None:
+            return table
+        if rows:  # settings before the lines of a log
+            return None
         if text.lstrip().split("\n", 1)[0].strip() in ("{", "["):
             raise TooEarly(
                 f"{name} is incomplete or damaged JSON ({error}); an earlier checkpoint has a complete file"
             ) from error
         return None
-    return document_table(document, name)
+    table = document_table(document, name)
+    if table is None and isinstance(document, dict) and "\n" in text.strip():
+        has = ", ".join([*map(str, document)][:8]) or "nothing"
+        raise CurveError(
+            f"{name} is a JSON document without rows; it has {has}; give a list with one object for each step, or "
+            "lists of values by name"
+        )
+    return table
 
 
-def objects_of(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects at the start of a text, with or without line ends between them."""
-    decoder, place = json.JSONDecoder(), 0
+def titled_table(text: str) -> Table | None:
+    """Return the rows of JSON values of several lines between other lines, each with the line before as its title."""
+    decoder, found, title, place = json.JSONDecoder(), dict[str, Any](), "", 0
+    while place < len(text):
+        end = text.find("\n", place) + 1 or len(text)
+        line = text[place:end].strip()
+        if line[:1] in ("[", "{"):
+            with suppress(ValueError, RecursionError):
+                value, end = decoder.raw_decode(text, place + len(text[place:end]) - len(text[place:end].lstrip()))
+                found[title or f"part {len(found) + 1}"] = value
+        elif line:
+            title = line.strip("=-#*: ")
+        place = end
+    lists = {title: value for title, value in found.items() if isinstance(value, list | dict) and len(value) > 1}
+    table = mapping_table(lists, "") if lists else None
+    return table if table is not None and any(is_score(name) for name in table.names) else None
+
+
+def objects_of(text: str) -> tuple[list[dict[str, Any]], bool]:
+    """Return the JSON objects at the start of a text, and whether it has nothing else."""
+    decoder, place, rows = json.JSONDecoder(), 0, list[dict[str, Any]]()
     while place < len(text):
         if text[place].isspace() or text[place] == ",":
             place += 1
@@ -46,9 +77,10 @@ def objects_of(text: str) -> Iterator[dict[str, Any]]:
         try:
             value, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            return
+            return rows, False
         if isinstance(value, dict):
-            yield value
+            rows.append(value)
+    return rows, True
 
 
 def document_table(document: Any, name: str) -> Table | None:
@@ -113,11 +145,23 @@ def mapping_table(document: Mapping[str, Any], name: str) -> Table | None:
                 by_row.setdefault(place, {})[column] = value
     if by_row:
         return table_of(({"step": float(place), **row} for place, row in by_row.items()), form="a table of pandas")
-    return None
+    if len(document) > 1 and all(str(step).isdecimal() for step in document):  # {step: value}
+        column = name.partition(".")[0] or "value"
+        return table_of(({"step": float(step), column: value} for step, value in document.items()), form="JSON by step")
+    inner = {key: table for key, value in nested.items() if (table := mapping_table(value, name)) is not None}
+    inner = {key: table for key, table in inner.items() if any(is_score(column) for column in table.names)} or inner
+    if not inner:
+        return None
+    parts = [
+        phase_table(table, phase) if (phase := phase_of(key)) else labeled(table, key) if len(inner) > 1 else table
+        for key, table in inner.items()
+    ]
+    return replace(joined(parts), form="a JSON document")
 
 
 def phase_of(word: str) -> str:
     """Return "eval" or "train" for a word that says which rows these are, or ""."""
+    word = re.split(r"[./]", word)[-1]  # `history.eval`
     if EVALUATION_WORD.fullmatch(word):
         return "eval"
     return "train" if TRAINING_WORD.fullmatch(word.lower()) else ""
@@ -125,8 +169,6 @@ def phase_of(word: str) -> str:
 
 def phase_table(table: Table, phase: str) -> Table:
     """Return a table whose metrics have the name of their phase, `eval/accuracy`; steps and times keep theirs."""
-    from scalerl.tables.names import is_score
-
     cells = {
         (f"{phase}/{name}" if is_score(name) and not phase_named(name) else name): cell
         for name, cell in table.cells.items()
@@ -157,8 +199,24 @@ def notebook_table(document: Mapping[str, Any], name: str) -> Table:
             f"{name} is a notebook without numbers in its outputs; run its cells and save it, or give the trainer's "
             "own log (trainer_state.json)"
         )
+    most = max(scores_of(table) for _, table in tables)
+    notes: tuple[str, ...] = ()
+    if most >= LEAST_SCORES:  # other cells try a reward, or print settings
+        scored = [(cell, table) for cell, table in tables if scores_of(table) >= LEAST_SCORES]
+        if len(scored) < len(tables):
+            notes = (f"read {', '.join(cell for cell, _ in scored[:4])}: other cells print no score for several steps",)
+        tables = scored
     parts = [labeled(table, cell) if len(tables) > 1 else table for cell, table in tables]
-    return replace(joined(parts), form="notebook")
+    return replace(joined(parts), form="notebook", notes=notes)
+
+
+LEAST_SCORES = 3
+"""Values of a score of the shortest output of a cell that is the log of a run, if any cell has as many."""
+
+
+def scores_of(table: Table) -> int:
+    """Return the largest number of values of a score."""
+    return max((table.count(name) for name in table.names if is_score(name)), default=0)
 
 
 def output_tables(outputs: Sequence[Any]) -> list[Table]:

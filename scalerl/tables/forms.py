@@ -15,7 +15,7 @@ from typing import IO, cast
 
 from scalerl.core.files import check_file, lack_of_room, trouble
 from scalerl.tables.consoles import json_row, read_lines
-from scalerl.tables.documents import document_table, read_document
+from scalerl.tables.documents import LEAST_SCORES, document_table, read_document, scores_of, titled_table
 from scalerl.tables.errors import CurveError, TooEarly, with_command
 from scalerl.tables.events import event_files, read_events
 from scalerl.tables.grids import html_tables, labeled, markdown_tables, read_csv, separator_of
@@ -30,6 +30,8 @@ HEAD = 1 << 16
 MEMORY, UNZIPPED = 8.0, 8.0
 """Memory of a log in multiples of its text, and size of that text in multiples of the compressed file."""
 
+LARGEST_TEXT = 1 << 26
+"""Bytes of the largest text in which lists of JSON are searched between other lines."""
 LARGEST_DOCUMENT = 1 << 30
 """Bytes of the largest file that must be read as a whole: a JSON document, a notebook, Markdown, HTML."""
 
@@ -225,7 +227,23 @@ def read_text(path: Path, head: bytes, zipped: bool, growing: bool) -> Table:
             full_text = whole_text(path, lines)
             document = largest(markdown_tables(full_text) + html_tables(full_text), full_text)
             lines = iter(full_text.splitlines(keepends=True))
-    return read_lines(path, rows()) if document is None else replace(document, name=path.name)
+    if document is not None:
+        return replace(document, name=path.name)
+    try:
+        table = read_lines(path, rows())
+    except TooEarly:
+        if (document := between_titles(path, zipped, encoding)) is None:
+            raise
+        return replace(document, name=path.name)
+    if (count := scores_of(table)) < LEAST_SCORES and (document := between_titles(path, zipped, encoding)) is not None:
+        table = replace(document, name=path.name) if scores_of(document) > count else table
+    return table
+
+
+def between_titles(path: Path, zipped: bool, encoding: str) -> Table | None:
+    """Return the JSON lists between other lines of a text without scores elsewhere; None without any."""
+    lines = whole_text(path, lines_of(path, zipped, encoding)) if path.stat().st_size < LARGEST_TEXT else ""
+    return titled_table(lines)
 
 
 def peeked(lines: Iterable[str], count: int) -> tuple[list[str], Iterator[str]]:

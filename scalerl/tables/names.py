@@ -44,8 +44,10 @@ NO_SCORE = re.compile(
     r"|hist|coef|weight|scale|total_sum|trunc|version|epoch|(?:^|_)step|hit|frac|filter|unsolved|percentile|p\d\d$|running|calculation|(?:^|_)sum(?:_|$)|_per_"
 )
 """Words of what is no mean score: losses, times, lengths, spreads, extremes, counts."""
-SUBSTITUTE = re.compile(r"(?:pass|best|maj)_at_(?!1(?:_|$))\d+|(?:^|_)format|any_")
-"""Scores of several samples together, and of the form of an answer."""
+SUBSTITUTE = re.compile(
+    r"(?:pass|best|maj)_at_(?!1(?:_|$))\d+|(?:^|_)format|any_|(?:^|_)(?:best|top|elite|peak|highest|record)(?:_(?!at_)|$)"
+)
+"""Scores of several samples together, of the form of an answer, and the best of several models or steps."""
 COMPONENT = re.compile(r"(?:^|_)rewards_.|format|reward_func|_reward_fn")
 TELLING = re.compile(r"acc|correct|solve|pass|success|verif|exact|math|win", re.IGNORECASE)
 """Names of metrics that are preferred within a rank, for example before a format reward."""
@@ -62,17 +64,28 @@ def is_score(name: str) -> bool:
 def rank_of(name: str) -> int | None:
     """Return the rank of a column of an unknown trainer, or None if it is no score.
 
-    Examples: `eval/accuracy` is 0, `val/pass@8` 2, `train/reward` 3, `reward` 3, `accuracy` 0, `eval/loss` None.
+    Examples: `eval/accuracy` is 0, `val/pass@8` 2, `train/reward` 3, `accuracy` 3, `best_reward` 4, `eval/loss` None.
     """
     plain = key(name)
     if not is_score(name):
         return None
-    if EVALUATION_WORD.search(plain.replace("_", " ")) or plain.startswith(("heldout_", "held_out_")):
-        return OTHER if SUBSTITUTE.search(plain) else HELD_OUT
-    if TRAINING_WORD.search(plain):
-        return MINOR if COMPONENT.search(plain) else TRAINING
-    if BARE_TRAINING.fullmatch(plain):
-        return TRAINING
-    if COMPONENT.search(plain) or "reward" in plain:
+    partial = bool(SUBSTITUTE.search(plain))
+    if is_evaluation(name):
+        return OTHER if partial else HELD_OUT
+    if partial or COMPONENT.search(plain):
         return MINOR
-    return OTHER if SUBSTITUTE.search(plain) else HELD_OUT
+    bare = TRAINING_WORD.search(plain) or BARE_TRAINING.fullmatch(plain)
+    return MINOR if "reward" in plain and not bare else TRAINING
+
+
+def is_evaluation(name: str) -> bool:
+    """Return whether a name has a word of evaluation."""
+    plain = key(name)
+    return bool(EVALUATION_WORD.search(plain.replace("_", " "))) or plain.startswith(("heldout_", "held_out_"))
+
+
+def names_no_prompts(name: str) -> bool:
+    """Return whether a name is that of a score, such as `accuracy`, and does not say whether it is of training."""
+    plain = key(name)
+    said = is_evaluation(name) or TRAINING_WORD.search(plain) or BARE_TRAINING.fullmatch(plain) or "reward" in plain
+    return is_score(name) and not said

@@ -211,7 +211,7 @@ def test_a_table_keeps_its_columns(tmp_path):
     columns = {"device_hours": "gpu_hours", "step": "iteration", "stderr": "se"}
     imported = read(path, metric="acc", columns=columns)
     assert imported.source == "table" and imported.rows[2] == {
-        "step": 2, "device_hours": 16.0, "pass_rate": 0.02, "stderr": 0.01, "task": "acc"
+        "step": 2, "device_hours": 16.0, "pass_rate": 0.02, "stderr": 0.01, "task": "acc", "kind": "training reward",
     }  # fmt: skip
 
 
