@@ -1,6 +1,6 @@
 """Prepares what a machine with a GPU and without a network needs besides its own packages: vLLM, TRL, and their needs.
 
-    python benchmarks/gpu_bundle.py [--python 3.12] [--arch 90] [--given benchmarks/gpu_packages.txt] [--out gpu-bundle]
+    make gpu-bundle [ARGS="--python 3.12 --arch 90 --given benchmarks/gpu_packages.txt --out gpu-bundle"]
 
 Writes one folder of wheels below 60 MB, with bundle.json, which lists them. vLLM's wheel is cut to the code of one
 architecture. --given lists the packages of the machine: replace it with `pip freeze` of yours. Checks: only code of
@@ -262,6 +262,8 @@ def environment(bundle: Path, python: str, place: Path) -> str:
     ours, stamp, listing = place / "bin/python", place / "bundle.json", (bundle / "bundle.json").read_text()
     if stamp.exists() and stamp.read_text() == listing:
         return str(ours)
+    if (wanted := json.loads(listing)["python"]) != (got := version_of(python)):
+        raise BundleError(f"{bundle} is for Python {wanted}, {python} is {got or 'none'}; call it with another Python")
     run([python, "-m", "venv", "--clear", "--without-pip", str(place)])
     wheels = [str(wheel) for wheel in bundle.glob("*.whl")]
     run([python, "-m", "pip", "--python", str(ours), "install", "--no-index", "--no-deps", "--no-compile", *wheels])
@@ -315,7 +317,12 @@ def check_imports(bundle: Path, interpreter: str, given: list[str], arch: int) -
         run([str(place / "given/bin/python"), "-m", "pip", "install", "--quiet", *given])
         python = environment(bundle, str(place / "given/bin/python"), place / "bundle")
         stub_driver(place, next((place / "bundle").rglob("site-packages")))
-        variables = {"LD_LIBRARY_PATH": scratch, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+        variables = {
+            "LD_LIBRARY_PATH": scratch,
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "PATH": "/usr/bin:/bin",
+        }
         no_gpu = {"CUDA_VISIBLE_DEVICES": "", "HOME": scratch}  # Triton accepts that there is no driver
         loaded = run([python, "-c", IMPORTS, str(arch), *MODULES], env=variables | no_gpu, cwd=scratch)
         found: list[str] = json.loads(loaded.splitlines()[-1])
@@ -331,13 +338,10 @@ def stub_driver(place: Path, site: Path) -> None:
     run(["cc", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", f"{place}/libcuda.so.1", f"{place}/stub.c"])
 
 
-def interpreter_of(python: str) -> str | None:
-    """Return a Python of this version: this one, or one on the path."""
-    for name in (sys.executable, shutil.which(f"python{python}")):
-        asked = "import sys; print('%d.%d' % sys.version_info[:2])"
-        if name and subprocess.run([name, "-c", asked], capture_output=True, text=True).stdout.strip() == python:
-            return name
-    return None
+def version_of(python: str) -> str:
+    """Return the version of an interpreter, such as 3.12; empty if it does not start."""
+    words = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 # ---------------------------------------------------------------------------------------------------------------- main
@@ -388,7 +392,8 @@ def build(options: argparse.Namespace) -> None:
     print(f"given: {', '.join(sorted(used))}", *other, sep="\n  ")
     if total >= LIMIT_MB:
         raise BundleError(f"{total:.1f} MB, at most {LIMIT_MB}: add names to LEFT_OUT, or packages to {options.given}")
-    interpreter = options.interpreter or interpreter_of(options.python)
+    places = options.interpreter, sys.executable, shutil.which(f"python{options.python}")
+    interpreter = next((place for place in places if place and version_of(place) == options.python), None)
     if interpreter is None:
         print(f"not imported: no Python {options.python} here; give one with --interpreter")
         return

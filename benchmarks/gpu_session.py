@@ -1,10 +1,11 @@
 """Uses an hour on a GPU by a plan: checks, tests and measurements, most valuable first, each with a time limit.
 
     make gpu-bundle                                               # before, where there is a network
-    python3 benchmarks/gpu_session.py [--minutes 60] [--bundle gpu-bundle] [--out gpu.json] [--parts NAME ...]
+    make gpu [ARGS="--minutes 60 --bundle gpu-bundle --out gpu.json --parts NAME ..."]
 
 Every result is written to --out at once, with machine and commit. A further call goes on: it leaves out what is done on
 the same machine with the same code, and tests that have passed on a GPU since they changed; --parts repeats parts.
+Files in benchmarks/results/gpu-*.json count as earlier calls for the tests.
 Without a GPU, or with --rehearse, each part runs its CPU form in tiny sizes, if it has one, and says what it lacks.
 
 Models have random weights, so nothing is downloaded. Files without git: give --commit.
@@ -30,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,7 @@ def measured(*words: str) -> tuple[str, ...]:
 
 
 PLAN = [
+    Part("imports", "seconds of each import in a new process", 60, 180, measured("imports"), ()),
     Part("doctor", "what works here", 90, 300, ("-m", "scalerl.cli", "doctor")),
     Part("tests", "tests marked gpu that have not passed since they changed", 300, 540,
          (*PYTEST, "-m", "gpu", "-k", "not one_gpu")),
@@ -105,9 +108,12 @@ def main() -> None:
         session = Session(options)
     except (BundleError, ValueError) as error:
         sys.exit(f"gpu_session: {error}")
-    for part in PLAN:
-        if not options.parts or part.name in options.parts:
-            session.take(part)
+    try:
+        for part in PLAN:
+            if not options.parts or part.name in options.parts:
+                session.take(part)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on")
     print("\n".join(table(session.results)))
 
 
@@ -116,17 +122,21 @@ class Session:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.ends = options, time.monotonic() + 60 * options.minutes
-        self.results: dict[str, Any] = {"parts": [], "tests": {}}
+        self.results: dict[str, Any] = {"parts": [], "tests": {}, "starts": []}
         if options.out.exists():
             self.results |= read_results(options.out)
         self.python, paths = sys.executable, [str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]
         self.variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1",
                           "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # fmt: skip
-        if options.bundle.exists():
+        if not shutil.which("nvidia-smi"):
+            print("no GPU here (there is no nvidia-smi): tiny CPU forms, without the bundle")
+        elif options.bundle.exists():
             self.python = environment(options.bundle, sys.executable, ROOT / "build/gpu-environment")
         else:
             print(f"{options.bundle} is not there (make gpu-bundle): only packages of {sys.executable} are used")
+        began = time.monotonic()
         found = json.loads(subprocess.check_output([self.python, "-c", PROBE], text=True, env=self.variables))
+        first_s = round(time.monotonic() - began, 1)
         self.machine, self.there = found["machine"], set(found["there"])
         self.gpu = "GPU" in self.there and not options.rehearse
         self.commit, self.code = options.commit or commit(), digest(sorted((ROOT / "scalerl").rglob("*.py")))
@@ -135,7 +145,9 @@ class Session:
             self.variables["SCALERL_VLLM_PYTHON"] = self.python
         elif "SCALERL_VLLM_PYTHON" in os.environ:
             self.there.add("vllm")
-        print(f"{self.machine['gpu'] or self.machine['cpu']}, torch {self.machine['torch']}, commit {self.commit}")
+        self.results["starts"] = [*self.results["starts"], {"machine": self.machine, "torch, transformers s": first_s}]
+        print(f"{self.machine['gpu'] or self.machine['cpu']}, torch {self.machine['torch']}, commit {self.commit}; "
+              f"torch and transformers took {first_s} s to import")  # fmt: skip
 
     def take(self, part: Part) -> None:
         """Run a part, unless it is done, lacks something or does not fit into the time that is left."""
@@ -145,17 +157,20 @@ class Session:
             return
         lacks, left = [need for need in part.needs if need not in self.there], self.ends - time.monotonic()
         record = {**key, "commit": self.commit, "at": time.strftime("%F %T"), "estimate_s": part.estimate_s}
-        record |= {"lacks": lacks, "outcome": "running"}
+        record |= {"lacks": lacks, "outcome": "unfinished"}
         self.results["parts"] = [one for one in self.results["parts"] if one not in same] + [record]
         if self.gpu and lacks:
             record["outcome"] = "left out"
         elif self.gpu and left < part.estimate_s:
             record["outcome"] = f"left out, with {max(0, left):.0f} s to go"
         elif not self.gpu and (part.cpu_needs is None or not self.there.issuperset(part.cpu_needs)):
-            record["outcome"] = "no CPU form here"
+            record["outcome"] = "not rehearsed"
         else:
             print(f"\n{part.name}: {part.tells}; about {part.estimate_s} s on a GPU", flush=True)
-            self.run(list(part.words), record, min(part.limit_s, left))
+            try:
+                self.run(list(part.words), record, min(part.limit_s, left))
+            finally:
+                self.save()
         self.save()
         print(f"{part.name}: {line(record)}", flush=True)
 
@@ -181,15 +196,17 @@ class Session:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             reader.join(10)  # a server in a session of its own may keep the pipe open for a moment
         record["seconds"] = round(time.monotonic() - began, 1)
         record["figures"] |= summary(record)
 
     def read(self, process: subprocess.Popen[str], record: dict[str, Any], began: float) -> None:
         """Take figures, steps and outcomes of tests from the output of a part, and write each at once."""
-        for text in process.stdout or ():
+        assert process.stdout is not None
+        for text in process.stdout:
             print(f"  {text.rstrip()[:150]}", flush=True)
-            test, found = re.match(r"(tests/\S+?::.*?) (PASSED|FAILED|ERROR|SKIPPED)\b", text), {}
+            test, found = re.match(r"(tests/\S+?::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", text), {}
             with contextlib.suppress(ValueError):
                 found = json.loads(text) if text.startswith("{") else {}
             if {"step", "step_s"} <= found.keys():
@@ -205,6 +222,7 @@ class Session:
                 record["output"] = [*record["output"][-39:], text.rstrip()[:400]]
                 continue
             self.save()
+        process.stdout.close()
 
     def passed(self) -> list[str]:
         """Return the tests that have passed on a GPU since they, or modules that they import, changed."""
@@ -417,6 +435,15 @@ def prepare(size: str) -> tuple[Work, Path]:
     return work, place
 
 
+def imports() -> None:
+    """Measure the imports of everything that a start waits for, each in a new process and twice."""
+    for name in ("torch", "transformers", "scalerl.training.run", "trl", "vllm.entrypoints.openai.api_server"):
+        for when in ("first", "again") if find_spec(name.partition(".")[0]) else ():
+            began = time.monotonic()
+            subprocess.run([sys.executable, "-c", f"import {name}"], check=True, stderr=subprocess.DEVNULL)
+            say({f"{name}, {when} s": round(time.monotonic() - began, 2)})
+
+
 def steps(size: str) -> None:
     """Measure whole steps of scalerl. The CPU form tries the configuration for a GPU in a dry run, too."""
     from work import random_qwen3
@@ -532,7 +559,8 @@ def follow(
     samples: int = 0,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Print each step as it is written; return the rows after `count`, at the end of the process or of the time."""
-    path, columns = run / "metrics.jsonl", ("step", "step_s", "trainer_idle", "generator_idle", "generator_tokens_per_s")
+    path = run / "metrics.jsonl"
+    columns = ("step", "step_s", "trainer_idle", "generator_idle", "generator_tokens_per_s")
     while True:
         ended = process.poll() is not None
         texts = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -552,7 +580,9 @@ def say(found: dict[str, Any]) -> None:
     print(json.dumps(found), flush=True)
 
 
-MEASUREMENTS: dict[str, Callable[..., None]] = {"steps": steps, "trl": trl, "updates": updates, "recipe": recipe}
+MEASUREMENTS: dict[str, Callable[..., None]] = {
+    "imports": imports, "steps": steps, "trl": trl, "updates": updates, "recipe": recipe,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -101,7 +101,7 @@ def test_updates_over_nccl_equal_those_of_one_process(ranks, dtype, model, tmp_p
     check_ranks(Bench, this_machine().gpus[:ranks], dtype, model, tmp_path)
 
 
-@pytest.mark.xfail(strict=False, raises=RuntimeError, reason="whether gloo has FSDP2's collectives on CUDA: nobody has tried")
+@pytest.mark.xfail(strict=False, raises=RuntimeError, reason="nobody has tried whether gloo has FSDP2's sums on CUDA")
 def test_updates_of_two_ranks_on_one_gpu_equal_those_of_one_process(tmp_path):
     """NCCL allows one rank a GPU."""
     check_ranks(GlooBench, this_machine().gpus[:1] * 2, "float32", "qwen3", tmp_path)
