@@ -181,7 +181,7 @@ class Session:
             words += [word for test in self.passed() for word in ("--deselect", test)]
             words += [] if any(word.startswith("tests/") for word in words[len(PYTEST) :]) else gpu_files()
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, utilisation(began, record["gpu"]):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, utilization(began, record["gpu"]):
             process = subprocess.Popen(
                 [self.python, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
                 env=self.variables | {"TMPDIR": place, "GPU_SESSION_S": f"{limit_s:.0f}"}, start_new_session=True,
@@ -304,7 +304,7 @@ def sources(test: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def utilisation(began: float, samples: list[list[float]]) -> Iterator[None]:
+def utilization(began: float, samples: list[list[float]]) -> Iterator[None]:
     """Once a second, add seconds since the beginning, GPU, share of time with a kernel in % and MiB to the samples."""
     query = ["--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits", "-lms", "1000"]
     if not shutil.which("nvidia-smi"):
@@ -437,7 +437,13 @@ def prepare(size: str) -> tuple[Work, Path]:
 
 def imports() -> None:
     """Measure the imports of everything that a start waits for, each in a new process and twice."""
-    for name in ("torch", "transformers", "scalerl.training.run", "trl", "vllm.entrypoints.openai.api_server"):
+    for name in (
+        "torch",
+        "transformers",
+        "scalerl.training.run",
+        "trl.trainer.grpo_trainer",
+        "vllm.entrypoints.openai.api_server",
+    ):
         for when in ("first", "again") if find_spec(name.partition(".")[0]) else ():
             began = time.monotonic()
             subprocess.run([sys.executable, "-c", f"import {name}"], check=True, stderr=subprocess.DEVNULL)

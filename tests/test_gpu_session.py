@@ -165,6 +165,19 @@ def test_figures_are_those_of_the_steps_after_the_first_and_the_gpu_s_by_phase(g
     assert found["peak GB"] == pytest.approx(3000 * 2**20 / 1e9)
 
 
+@pytest.mark.slow
+def test_the_rehearsal_measures_updates_and_whole_steps(benchmark, tmp_path):
+    parts, out = ["updates", "steps 0.6B"], tmp_path / "gpu.json"
+    words = [benchmark("gpu_session").__file__, "--rehearse", "--bundle", "none", "--out", out, "--parts", *parts]
+    text = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
+    found = {one["part"]: one for one in json.loads(out.read_text())["parts"]}
+    assert [found[part]["outcome"] for part in parts] == ["done", "done"], text
+    rates = [found["updates"]["figures"][f"165k, {form}: tokens/s"] for form in ("kept", "recomputed")]
+    assert min(rates) > 0
+    steps = found["steps 0.6B"]["figures"]  # 8 prompts x 8 completions a step
+    assert steps["samples/s"] * steps["step_s"] == pytest.approx(64) and 0 <= steps["trainer_idle"] <= 1
+
+
 # -------------------------------------------------------------------------------------------------------------- bundle
 
 
