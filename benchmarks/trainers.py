@@ -84,30 +84,28 @@ def main() -> None:
     (options.out or Path("trainers.json")).write_text(json.dumps(results, indent=1) + "\n")
 
 
-def compare(
-    run: Path, place: Path, trl: Path | str | None, steps: int = STEPS, warm_up: int = WARM_UP
-) -> dict[str, float]:
+def compare(run: Path, place: Path, trl: Path | None) -> dict[str, float]:
     """Run both trainers once; return their samples per second."""
-    found = scalerl(run, place, steps, warm_up)
+    found = scalerl(run, place)
     if trl:
         command = [str(trl), str(HERE / "trl_baseline.py"), str(place / "model"), str(place / "prompts.jsonl"),
-                   str(steps), str(warm_up)]  # fmt: skip
+                   str(STEPS), str(WARM_UP)]  # fmt: skip
         done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
         found["trl"] = json.loads(done.stdout.splitlines()[-1])["samples_per_s"]
     return found
 
 
-def scalerl(run: Path, place: Path, steps: int, warm_up: int) -> dict[str, float]:
+def scalerl(run: Path, place: Path) -> dict[str, float]:
     """Train through the command line."""
     words = [
         "--model", str(place / "model"), "--data", str(place / "prompts.jsonl"), "--reward", "rewards:even_start",
-        "--steps", str(steps), "--recipe.prompts_per_step", "8",
+        "--steps", str(STEPS), "--recipe.prompts_per_step", "8",
         "--recipe.generations_per_prompt", "8", "--recipe.length", "{kind = 'none', max_tokens = 64}",
         "--recipe.zero_variance", "keep", "--recipe.truncated", "keep", "--recipe.retire_pass_rate", "none",
         "--evaluation.prompts", "8", "--evaluation.samples", "1", "--evaluation.every", "1000",
         "--checkpoint.every", "1000",
     ]  # fmt: skip
-    measured = train(run, words, **ENVIRONMENT)[warm_up:]
+    measured = train(run, words, **ENVIRONMENT)[WARM_UP:]
     seconds = sum(row["step_s"] for row in measured)
     tokens = statistics.mean(row["completion_tokens_mean"] for row in measured)
     return {"scalerl": 64 * len(measured) / seconds, "tokens": tokens}

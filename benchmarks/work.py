@@ -27,6 +27,8 @@ SIZES = {
              "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED,
     "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
              "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED,
+    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED,
     "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128} | PUBLISHED | {"tie_word_embeddings": False},
 }  # fmt: skip
@@ -51,7 +53,7 @@ def random_qwen3(size: str, device: str = "cpu", dtype: Any = None) -> Any:
         return Qwen3ForCausalLM._from_config(Qwen3Config(**(settings | SIZES[size] | ids)), dtype=dtype).eval()
 
 
-def save_model(size: str, path: Path) -> None:
+def save_model(size: str, path: Path, device: str = "cpu", dtype: Any = None) -> None:
     """Save a random model, and a tokenizer with words `w0 w1 ...` of the same vocabulary size."""
     import transformers
     from tokenizers import Tokenizer
@@ -64,7 +66,7 @@ def save_model(size: str, path: Path) -> None:
     inner.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
     transformers.utils.logging.disable_progress_bar()
-    random_qwen3(size).save_pretrained(path)
+    random_qwen3(size, device, dtype).save_pretrained(path)
     tokenizer.save_pretrained(path)
 
 

@@ -7,6 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
 
 from scalerl.config import RunConfig
 from scalerl.core.plugins import PluginError
@@ -30,6 +33,20 @@ class Bench:
 
     def __call__(self) -> BenchRank:
         return BenchRank(self.spec)
+
+
+@dataclass(frozen=True)
+class GlooBench(Bench):
+    """Ranks that meet over gloo on GPUs too, so that several can share one."""
+
+    def __call__(self) -> BenchRank:
+        def over_gloo(_: str, **options: Any) -> None:
+            del options["device_id"]
+            group("gloo", **options)
+
+        group = dist.init_process_group
+        with patch.object(dist, "init_process_group", over_gloo):
+            return BenchRank(self.spec)
 
 
 class BenchRank:
