@@ -27,6 +27,7 @@ from scalerl.cli.terminal import print_lines
 from scalerl.scaling import CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.fit import usable_points
 from scalerl.scaling.price import shared_price
+from scalerl.tables.errors import LogError
 from scalerl.view.outlook import (
     Outlook,
     Source,
@@ -215,8 +216,13 @@ def outlook_answer(source: Source, outlook: Outlook, options: argparse.Namespace
 
 
 def log_lines(sources: Sequence[Source]) -> list[str]:
-    """Return what was read of the logs among some sources, each with its path."""
-    return [line for source in sources if source.log for line in (str(source.path), *source.log_lines())]
+    """Return what was read of the logs among some sources: what is the same in all, then what differs, by path."""
+    lines = {str(source.path): source.log_lines() for source in sources if source.log}
+    shared = [line for line in next(iter(lines.values()), []) if all(line in other for other in lines.values())]
+    if len(lines) < 2 or not shared:
+        return [line for path, own in lines.items() for line in (path, *own)]
+    different = [(path, [line for line in own if line not in shared]) for path, own in lines.items()]
+    return [f"all {len(lines)} logs", *shared, *(line for path, own in different for line in (path, *own) if own)]
 
 
 def curve_parser(name: str, description: str) -> Parser:
@@ -234,6 +240,9 @@ def sources_of(paths: Sequence[Path], options: argparse.Namespace) -> list[Sourc
     """
     bounds = tuple(options.bounds) if options.bounds else None
     sources = read_sources(paths, options.compute, options.task, bounds, log_choices(options))
+    if getattr(options, "price", None) is not None:
+        for source in sources:
+            check_hours(source)
     if options.answers is None:
         return sources
     with_errors = []
@@ -241,6 +250,25 @@ def sources_of(paths: Sequence[Path], options: argparse.Namespace) -> list[Sourc
         with naming(source):
             with_errors.append(replace(source, curve=source.curve.with_answers(options.answers)))
     return with_errors
+
+
+def check_hours(source: Source) -> None:
+    """Refuse the price of a device-hour for a log from which device-hours do not follow.
+
+    Raises:
+        LogError: The number of devices is missing, or the time of the steps.
+    """
+    log = source.log
+    if log is None or "device_hours" in log.rows[0]:
+        return
+    if log.clock:
+        text = f"--price needs device-hours: {source.name} has the time of its steps, but not the number of devices"
+        raise LogError(text, add=("--devices", "N"))
+    raise LogError(
+        f"--price needs device-hours: {source.name} has no time of its steps. If a column has the seconds of each "
+        "step, give it as --column seconds=NAME, with --devices N; else leave out --price",
+        without="--price",
+    )
 
 
 def fit_source(source: Source, options: argparse.Namespace) -> Fit:

@@ -136,6 +136,8 @@ def prompts_of(table: Table, name: str) -> tuple[bool, str]:
         return True, f"it is logged {count} times, {pulse} {steps} times"
     if steps and not (table.present(name) & table.present(pulse)).any():
         return True, f"its rows are not those of {pulse}"
+    if steps and not (table.present(name) & table.present(pulse))[: int(np.argmax(table.present(name))) + 1].any():
+        return True, f"its first value is before the first {pulse}"
     return False, "its name has no word of evaluation, such as eval or test"
 
 
@@ -232,9 +234,10 @@ def falling_loss(table: Table, best: Candidate) -> str:
 def scoreless_evaluation(table: Table) -> str:
     """Return a column of an evaluation, if the log has one but no score of it; a single value is a setting.
 
-    Lengths and times within a step do not show one: `val` is a word for values, as in open-instruct's names.
+    Lengths and counts do not show one: `val` may be a word for values, as in open-instruct's names.
     """
-    names = (name for name in table.names if EVALUATION_WORD.match(name) and key(name).endswith(("loss", "runtime")))
+    ends = ("loss", "time", "per_second", "kl")
+    names = (name for name in table.names if EVALUATION_WORD.match(name) and key(name).endswith(ends))
     return next((name for name in names if table.count(name) > 1), "")
 
 

@@ -48,6 +48,8 @@ class Compute:
     origin: str
     """Where it came from, and why no better one was used."""
     notes: tuple[str, ...]
+    clock: bool = False
+    """Whether the log has the time of its steps, so that the number of devices is all that device-hours lack."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,7 @@ def compute_of(
             cells[axis] = cell_E
     best = next((name for name in AXES if name in cells), "step")
     origin = origin_of(best, totals, seconds, tokens, count, devices)
-    return Compute(cells, best, origin, tuple(dict.fromkeys(notes)))
+    return Compute(cells, best, origin, tuple(dict.fromkeys(notes)), seconds is not None)
 
 
 def ends_of(

@@ -66,6 +66,8 @@ class Imported:
     values: int = 0
     """Number of values of the metric in the log, of which `rows` may be means."""
     axis_origin: str = ""
+    clock: bool = False
+    """Whether the log has the time of its steps."""
     bounds_origin: str = ""
     others: tuple[str, ...] = ()
     """Metrics that could be chosen instead."""
@@ -501,6 +503,7 @@ def points_of(
         kind_origin=candidate.why,
         values=count,
         axis_origin=compute.origin,
+        clock=compute.clock,
         bounds_origin=bounds_origin,
         others=tuple(dict.fromkeys(c.metric for c in alternatives if c.metric != candidate.metric)),
         start=start_of(rows, compute.axis, candidate.training),

@@ -52,6 +52,10 @@ class Reach:
         return f"{low} to {high}, median {median}{ever}"
 
 
+FAR = 4.0
+"""Multiple of the run's compute beyond which a forecast says how far ahead it is."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Forecast(InNotebooks):
     """The forecast of one fitted run."""
@@ -97,6 +101,10 @@ class Forecast(InNotebooks):
     def __str__(self) -> str:
         curve = self.fit.curve
         kind = ["the metric is the training reward, not a held-out score"] if curve.training else []
+        far = [level.compute for level in self.at if level.compute > FAR * self.fit.last_compute]
+        if far:
+            axis = "" if curve.axis == "step" else "; a number alone is in this unit, and --compute step takes steps"
+            kind.append(f"{curve.text(far[0])} is {far[0] / self.fit.last_compute:.1f} times the run{axis}")
         lines = [*kind, f"now, at {curve.text(self.now.compute)}: {Estimate.__str__(self.now)}"]
         evaluation = evaluation_text(curve, self.mean_of)
         for i, (estimate, single) in enumerate(zip(self.at, self.evaluations, strict=True)):

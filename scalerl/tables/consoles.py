@@ -71,6 +71,12 @@ SAMPLE = "sample/"
 SAMPLE_LABEL = re.compile(r"^\W*(rollout|episode|batch|sample)s?\b\s*[:=#]?\s*\[?(\d{1,9})\b", re.IGNORECASE)
 FRAGMENT = re.compile(r"\S*:\S+(?: - [^\s:]+:\S+)*")
 """The rest of a line of verl that was cut at the width of a terminal."""
+FINISHED = re.compile(
+    r"\btraining (?:is |has |was )?(?:now )?(?:complete[d]?|finished|done)\b|\bfinished training\b|^wandb: Run summary:"
+    r"|\bfinal validation metrics\b",
+    re.IGNORECASE,
+)
+"""A line after the last step of a run."""
 PROGRESS = re.compile(r"\b(?:train |global )?step (\d{1,15})\s*/\s*\d+", re.IGNORECASE)
 """`Epoch 1/1 Step 5/100 Train step 5/100 done.` (AReaL), which begins a block too."""
 
@@ -106,7 +112,7 @@ def read_lines(path: Path, lines: Iterable[str]) -> Table:
             f"{path} has no numbers in a known form: no JSON, no CSV, and no line with the metrics of a step, "
             "such as 'Step 5: reward=0.4'; give the trainer's own log"
         )
-    return replace(table, name=path.name, notes=notes, grows=True)
+    return replace(table, name=path.name, notes=notes, grows=True, ended=console.ended)
 
 
 class Console:
@@ -131,6 +137,8 @@ class Console:
         self._depth, self._width, self._ends_full = 0, 0, False
         self._held = ""
         self._trace = False
+        self.ended = ""
+        """How the run ended, by the lines after its last step; "" if they do not say."""
         self._shapes: set[str] = set()
         self._outer: int | None = None
         self._begun = False
@@ -188,6 +196,8 @@ class Console:
             # the frames are indented; the line of the exception is the last
             self._trace = text[:1] in ("", " ", "\t") or stripped.startswith("Traceback")
             return
+        if FINISHED.search(stripped) and not re.search(r"(?:epoch|step|iteration)\W*\d", stripped, re.IGNORECASE):
+            self.ended = "finished"
         if self._open and self._continue(text):
             return
         if self._held:
@@ -419,6 +429,7 @@ class Console:
         elif word != "epoch":
             self._offset = 0
         if self._label != (word, step):
+            self.ended = ""
             self._close_block()
             self._label = (word, step)
         self._section = ""
@@ -440,6 +451,8 @@ class Console:
         return {label_column(self._label[0], list(self._block)): self._label[1], **self._block}
 
     def _emit(self, kind: str, row: dict[str, Any]) -> None:
+        if kind != BLOCK:
+            self.ended = ""
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self._names = tuple(name for name in row if name not in (BAR, BAR_TOTAL, LINE_TIME))
         self.builder.add(row)

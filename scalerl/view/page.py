@@ -16,6 +16,7 @@ A page is a title and blocks, which assets/page.js draws from top to bottom. All
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -157,6 +158,19 @@ def fields(title: str, about: str, values: Mapping[str, str]) -> Json:
     return {"kind": "fields", "title": title, "about": about, "fields": dict(values)}
 
 
+def messages(path: str) -> Json:
+    """Return the block with commands that run another one when a condition holds, such as one that sends a message."""
+    follow = f"scalerl follow {shlex.quote(path)} --until"
+    return fields(
+        "A message when something happens",
+        "Commands that end when their condition holds; put your own in the place of COMMAND",
+        {
+            "little to gain": f'{follow} "gain at 2x below 0.02" && COMMAND',
+            "a fall": f'{follow} "falling" && COMMAND',
+        },
+    )
+
+
 def notes(texts: Iterable[str]) -> Json | None:
     """Return a list of warnings; None if there are none."""
     listed = list(dict.fromkeys(texts))
@@ -208,6 +222,7 @@ def run_page(run: FollowedRun, analyses: Analyses, metrics: Sequence[Json]) -> J
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         {"kind": "metrics", "metrics": list(metrics)},
         terms(RUN_TERMS),
+        messages(str(run.path)),
         fields("Configuration", "All fields of config.toml", run.config_fields()),
         kind="run",
     )
@@ -374,6 +389,7 @@ def log_page(entry: Json, source: Source | None, analysis: Analysis | str) -> Js
         figures_block("Curves", figures),
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         fields("The log", "What was read", read),
+        messages(entry["path"]),
         terms({}),
         kind="log",
     )

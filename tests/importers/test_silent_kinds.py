@@ -128,6 +128,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
         "run.jsonl", jsonl([row for n in range(1, 9) for row in (
             {"step": n, "reward": loss(n)}, {"step": n, "accuracy": rise(n)})]), {},
         ("accuracy", HELD_OUT, 8, 0.36, 8)),
+    "accuracy-before-training": (
+        "run.jsonl", jsonl([{"step": n, "accuracy": rise(n), **({"reward": loss(n)} if n else {})} for n in range(9)]),
+        {}, ("accuracy", HELD_OUT, 9, 0.36, 8)),
     # 4: what is no mean
     "best-of-all": (
         "run.jsonl", jsonl(rows(9, best_reward=lambda n: 1.0, reward=rise)), {}, ("reward", TRAINING, 9, 0.38, 9)),
