@@ -107,6 +107,8 @@ def read_lines(path: Path, lines: Iterable[str]) -> Table:
     notes = left_out(path, "JSON objects", console.bad, console.objects, last)
     if console.left and not notes:
         notes = (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
+    notes += (f"further lines of a step, of which the mean counts: {console.meant}",) if console.meant else ()
+    notes += ("steps begin anew in each epoch and were counted on",) if console.counted_on else ()
     if not table.names:
         raise TooEarly(
             f"{path} has no numbers in a known form: no JSON, no CSV, and no line with the metrics of a step, "
@@ -137,6 +139,10 @@ class Console:
         self._depth, self._width, self._ends_full = 0, 0, False
         self._held = ""
         self._trace = False
+        self.meant = 0
+        """Number of further values of a score in one step, of which the mean counts."""
+        self.counted_on = False
+        """Whether steps began again in a new epoch."""
         self.ended = ""
         """How the run ended, by the lines after its last step; "" if they do not say."""
         self._shapes: set[str] = set()
@@ -393,6 +399,7 @@ class Console:
                 continue
             self._block[column] = (float(before) * count + number) / (count + 1) if before is not None else number
             self._means[column] = count + 1
+            self.meant += bool(count) and is_score(column)
 
     def _progress(self, text: str) -> bool:
         """Begin a block at a line such as `Train step 5/100 done.`; return whether it is one."""
@@ -426,6 +433,7 @@ class Console:
         step = number
         if word != "epoch" and self._offset and number <= self._last_step:
             step = self._offset + number
+            self.counted_on = True
         elif word != "epoch":
             self._offset = 0
         if self._label != (word, step):
