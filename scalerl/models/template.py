@@ -310,7 +310,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
         raise TimeLimit(f"took longer than {seconds:g} s")
 
     handler = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # again and again, because Python drops an exception that is raised while it collects garbage
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     except TimeLimit as error:

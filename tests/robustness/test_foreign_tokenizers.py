@@ -116,6 +116,7 @@ ENDLESS = {
 """Templates that would use all the time or memory of the machine."""
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the alarm during a collection
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_end_is_refused_within_its_time_limit(model, name, monkeypatch):
     monkeypatch.setattr("scalerl.models.template.TEMPLATE_S", 0.3)

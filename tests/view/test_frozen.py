@@ -44,7 +44,7 @@ def test_the_file_and_the_server_have_the_same_page_of_a_run(run, tmp_path, caps
         (state,) = [block for block in made["blocks"] if block["kind"] == "state"]
         made["blocks"].remove(state)
     assert written == live and [block["kind"] for block in live["blocks"]] == [
-        "cards", "figures", "table", "metrics", "terms", "fields",
+        "cards", "figures", "table", "metrics", "terms", "fields", "fields",
     ]  # fmt: skip
 
 

@@ -48,7 +48,8 @@ def test_the_page_shows_the_forecast_in_the_units_of_the_metric_and_what_was_rea
     (curves, *_) = [figure for block in page["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
     assert curves["layout"]["yaxis"]["title"]["text"] == "training reward"
     assert max(value for trace in curves["data"] for value in trace["y"] if value is not None) > 5
-    (read,) = [block for block in page["blocks"] if block["kind"] == "fields"]
+    read, message = [block for block in page["blocks"] if block["kind"] == "fields"]
+    assert message["fields"]["a fall"] == f'scalerl follow {page["subtitle"]} --until "falling" && COMMAND'
     assert read["about"] == "What was read" and read["fields"]["metric"].startswith("reward: training reward")
     assert "pass rate" not in texts(page)
 
