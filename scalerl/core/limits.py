@@ -55,6 +55,8 @@ TRANSFER_NOTICE_S = 5.0
 """Seconds in which the request to a server breaks that died, if NCCL has noticed the death first."""
 TRANSFER_ABORT_S = 30.0
 """Seconds in which vLLM's thread must end after a server has failed; aborting NCCL takes up to 5."""
+ENDPOINT_REQUEST_S = 60.0
+"""Seconds in which a request to the endpoint of agents must have arrived as a whole."""
 PROGRAM_END_S = 10.0
 """Seconds in which the launcher of an agent's program must end the processes of the program."""
 CONTRACT_S = 120.0
@@ -180,6 +182,12 @@ WATCHED: tuple[Watch, ...] = (
         "its launcher, and the generator",
         ("PROGRAM_END_S",),
         "after `data.rollout_s` it is killed with everything that it started; its rollout has no reward and is counted",
+    ),
+    Watch(
+        "a request to the endpoint of agents",
+        "the generator",
+        ("ENDPOINT_REQUEST_S",),
+        "the connection is closed",
     ),
     Watch(
         "a vLLM server whose parent ended or ends it",
