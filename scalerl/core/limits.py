@@ -90,6 +90,11 @@ SANDBOX_SPARE_S = 0.5
 SESSION_CLOSE_S = 1.0
 """Seconds for the end of a session with an environment; its server may not answer any more."""
 
+# ------------------------------------------------------------------------------------------------------------- logs
+
+DATABASE_S = 60.0
+"""Seconds in which a database of MLflow or Trackio must give its next row."""
+
 # ------------------------------------------------------------------------------------------------ doctor, rehearsal
 
 DOCTOR_START_S = 300.0
@@ -231,6 +236,7 @@ WATCHED: tuple[Watch, ...] = (
         ("LOGGER_FINISH_S", "PAGE_CLOSE_S"),
         "what it has not sent is left; the run's own files are complete",
     ),
+    Watch("a query of a tracker's database", "its command", ("DATABASE_S",), "an error; nothing else is lost"),
     Watch("a custom engine in its check", "`check_engine`", ("CONTRACT_S",), "the check fails"),
     Watch(
         "doctor and rehearsal",
