@@ -25,7 +25,6 @@ import numpy as np
 from scaling_simulation import EFFICIENCIES, FALLS, KINDS, NOISE, NOISES, RHOS, SCENARIOS, Run, lawful, observed
 
 from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
-from scalerl.scaling.advise import probability_of_gain
 from scalerl.scaling.comparison import AHEAD, LATER, UNDECIDED
 from scalerl.scaling.futures import has_fallen
 
@@ -243,7 +242,8 @@ def decisions(curves: int, seed: int) -> Result:
             rng = stream(seed, "decide", rho, noise)
             for _ in range(curves):
                 run = lawful(rng, rho, float(np.exp(rng.uniform(np.log(0.7), np.log(3.0)))), noise)
-                said.append(probability_of_gain(fit(run.curve), 2.0, 0.01))
+                f = fit(run.curve)
+                said.append(float((f.gain(2 * f.last_compute) > 0.01).mean()))
                 true.append(float(np.ptp(run.truth(np.array([1.0, 2.0])))) > 0.01)
         p, t = np.array(said), np.array(true)
         right, brier = float(((p > 0.5) == t).mean()), float(((p - t) ** 2).mean())

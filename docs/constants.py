@@ -82,7 +82,7 @@ def metrics() -> Iterator[tuple[str, str, str]]:
 def trainers() -> Iterator[tuple[str, str, str, str]]:
     """Yield the names for `--from`, of held-out scores and of training rewards, and the time of a step, per trainer."""
     from scalerl.importers.dialects import IMPORTERS
-    from scalerl.importers.names import HELD_OUT, TRAINING
+    from scalerl.tables.names import HELD_OUT, TRAINING
 
     for dialect in IMPORTERS.values():
         if not dialect.source or dialect.supervised:

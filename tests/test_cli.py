@@ -311,13 +311,13 @@ def test_errors_in_data_and_model_are_reported_before_a_directory_is_made(capsys
     ],
 )
 def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points, error):
-    monkeypatch.setattr("scalerl.scaling.Curve.read", raising(error))
+    monkeypatch.setattr("scalerl.scaling.Curve.of_table", raising(error))
     code, _, out = call(capsys, "fit", points)
     assert code == 1 and "no space left on the disk" in out and out.count("\n") == 1
 
 
 def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch, points):
-    monkeypatch.setattr("scalerl.scaling.Curve.read", raising(ZeroDivisionError()))
+    monkeypatch.setattr("scalerl.scaling.Curve.of_table", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["fit", str(points)])
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "scalerl"
 
-READ = ("types", "core", "scaling", "importers", "trainers", "view")
+READ = ("types", "core", "tables", "scaling", "importers", "trainers", "view")
 """Packages of whoever has a log, the lowest first."""
 
 TRAIN = (

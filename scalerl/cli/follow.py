@@ -135,7 +135,7 @@ def follow(log: FollowedLog, rules: list[StopRule], show: Show, options: argpars
             return missed(log, rules, "the run has ended") if rules else 0
         if time.monotonic() - log.changed_at > 3600 * options.patience:
             return missed(log, rules, f"nothing new for {options.patience:g} hours: {log.detail or log.path}")
-        time.sleep(max(0.0, start + options.every - time.monotonic()))
+        time.sleep(max(0.0, start + log.rest_s - time.monotonic()))
 
 
 def met(log: FollowedLog, rules: list[StopRule]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
 from scalerl.cli.options import Parser, add_curve_options, add_figures, add_price, number, write_figures
 from scalerl.cli.terminal import print_lines
+from scalerl.core.files import trouble
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
-from scalerl.scaling.readers import read_table
 from scalerl.scaling.settings import as_value, setting_of
 from scalerl.view.frozen import write_page
 from scalerl.view.outlook import Source
@@ -96,19 +97,33 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         CurveError: The file cannot be read, a row names no run, or two rows name the same.
     """
-    table, _ = read_table(path)
-    if "run" not in table:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = [
+                {
+                    (name or "").strip(): (cell or "").strip()
+                    for name, cell in row.items()
+                    if isinstance(cell, str | None)
+                }
+                for row in csv.DictReader(file)
+            ]
+    except OSError as error:
+        raise CurveError(trouble(error)) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CurveError(f"{path} is not a CSV file ({error}); give a column run and one for each setting") from error
+    if not table or "run" not in table[0]:
         raise CurveError(
-            f"{path} has no column run; it has {', '.join(table)}. Give the path or name of each run there"
+            f"{path} has no column run; it has {', '.join(table[0] if table else ()) or 'no rows'}. Give the path or "
+            "name of each run there"
         )
     rows: dict[str, dict[str, Any]] = {}
-    for row, run in enumerate(table["run"], 1):
-        if run is None or not str(run).strip():
-            raise CurveError(f"{path}: row {row} has no run; give its path or name")
-        key = str(Path(str(run).strip()))  # without ./ and a slash at the end
+    for place, row in enumerate(table, 1):
+        if not row["run"]:
+            raise CurveError(f"{path}: row {place} has no run; give its path or name")
+        key = str(Path(row["run"]))  # without ./ and a slash at the end
         if key in rows:
-            raise CurveError(f"{path}: row {row} is a second row for the run {str(run)!r:.100}; keep one of them")
-        rows[key] = {name: cells[row - 1] for name, cells in table.items()}
+            raise CurveError(f"{path}: row {place} is a second row for the run {row['run']!r:.100}; keep one of them")
+        rows[key] = row
     return rows
 
 

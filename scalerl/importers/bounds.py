@@ -7,9 +7,9 @@ import re
 import numpy as np
 
 from scalerl.importers.dialect import Dialect, match
-from scalerl.importers.errors import LogError
-from scalerl.importers.frame import Array, Frame, key
 from scalerl.scaling.curve import checked_bounds
+from scalerl.tables.errors import LogError
+from scalerl.tables.table import Array, Table, key
 
 Bounds = tuple[float, float]
 
@@ -32,13 +32,13 @@ SHARE = re.compile(
 """Names of metrics that are shares of answers, in [0, 1] or in percent."""
 
 
-def bounds_of(frame: Frame, dialect: Dialect, metric: str, bounds: Bounds | None) -> tuple[Bounds, str, list[str]]:
+def bounds_of(table: Table, dialect: Dialect, metric: str, bounds: Bounds | None) -> tuple[Bounds, str, list[str]]:
     """Return the bounds of a metric, where they come from, and notes.
 
     Raises:
         CurveError: Given bounds are not ascending, or values of the metric lie outside.
     """
-    value_N = frame.column(metric)
+    value_N = table.column(metric)
     value_E = value_N[np.isfinite(value_N)]
     if bounds is not None:
         low, high = checked_bounds(bounds)
@@ -57,7 +57,7 @@ def bounds_of(frame: Frame, dialect: Dialect, metric: str, bounds: Bounds | None
             return limits, f"the range of this metric in {dialect.title}", []
     if fits(value_E, 0.0, 1.0):
         origin = "a share of answers" if SHARE.search(key(metric)) else "the values lie in it"
-        if (logged := logged_extremes(frame, dialect, metric)) is not None and not fits(np.array(logged), 0.0, 1.0):
+        if (logged := logged_extremes(table, dialect, metric)) is not None and not fits(np.array(logged), 0.0, 1.0):
             return rounded(*logged), "smallest and largest reward in the log, rounded outward", []
         stray = len(outside_of(value_E, 0.0, 1.0, 1e-6))
         notes = [f"{stray} of {len(value_E)} values are outside [0, 1] by less than {STRAY:g} and were clipped"]
@@ -66,9 +66,9 @@ def bounds_of(frame: Frame, dialect: Dialect, metric: str, bounds: Bounds | None
         return (0.0, 100.0), "a percentage", []
     if value_E.min() < 0 and fits(value_E, -1.0, 1.0):
         return (-1.0, 1.0), "the values lie in it", []
-    if (parts := sum_of_parts(frame, metric)) is not None and fits(value_E, *parts):
+    if (parts := sum_of_parts(table, metric)) is not None and fits(value_E, *parts):
         return parts, "the sum of its reward functions", []
-    if (logged := logged_extremes(frame, dialect, metric)) is not None:
+    if (logged := logged_extremes(table, dialect, metric)) is not None:
         least, most = min(logged[0], float(value_E.min())), max(logged[1], float(value_E.max()))
         return rounded(least, most), "smallest and largest reward in the log, rounded outward", []
     return observed(value_E), FROM_VALUES, []
@@ -86,36 +86,36 @@ def outside_of(value_E: Array, low: float, high: float, slack: float) -> Array:
     return value_E[(value_E < low - slack) | (value_E > high + slack)]
 
 
-def logged_extremes(frame: Frame, dialect: Dialect, metric: str) -> Bounds | None:
+def logged_extremes(table: Table, dialect: Dialect, metric: str) -> Bounds | None:
     """Return the smallest and largest single reward, if the trainer logs them beside their mean."""
     for text, low, high in dialect.extremes:
-        least, most = frame.find(low), frame.find(high)
+        least, most = table.find(low), table.find(high)
         if match(text, metric) and least is not None and most is not None:
-            low_N, high_N = frame.column(least), frame.column(most)
+            low_N, high_N = table.column(least), table.column(most)
             bounds = float(np.nanmin(low_N)), float(np.nanmax(high_N))
             return bounds if bounds[0] < bounds[1] else None
     return None
 
 
-def sum_of_parts(frame: Frame, metric: str) -> Bounds | None:
+def sum_of_parts(table: Table, metric: str) -> Bounds | None:
     """Return the range of TRL's `reward`, the sum of its functions, if each of them lies in [0, 1] or [-1, 1]."""
     prefix = re.fullmatch(r"((?:.*_)?)reward", key(metric))
     if prefix is None:
         return None
     parts = [
         n
-        for n in frame.names
+        for n in table.names
         if re.fullmatch(rf"{prefix[1]}rewards_(?:(?!.*_std$).+_mean|(?!.*(?:_std|_mean)$).+)", key(n))
     ]
     if not parts:
         return None
-    total_N = np.sum([frame.column(name) for name in parts], axis=0)
-    both_N = np.isfinite(total_N) & frame.present(metric)
-    if not both_N.any() or not np.allclose(total_N[both_N], frame.column(metric)[both_N], atol=0.02, rtol=0.02):
+    total_N = np.sum([table.column(name) for name in parts], axis=0)
+    both_N = np.isfinite(total_N) & table.present(metric)
+    if not both_N.any() or not np.allclose(total_N[both_N], table.column(metric)[both_N], atol=0.02, rtol=0.02):
         return None  # weighted
     ranges = []
     for name in parts:
-        value_E = frame.column(name)[frame.present(name)]
+        value_E = table.column(name)[table.present(name)]
         ranges.append(
             (0.0, 1.0) if fits(value_E, 0.0, 1.0) else (-1.0, 1.0) if fits(value_E, -1.0, 1.0) else observed(value_E)
         )

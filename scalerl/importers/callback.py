@@ -15,14 +15,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from scalerl.core.files import write_whole
-from scalerl.importers.formats import Log
-from scalerl.importers.frame import frame_of
-from scalerl.importers.points import evaluation_sets, of_logs
+from scalerl.core.rows import RowFile
+from scalerl.importers.points import evaluation_sets, of_tables
 from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.curve import TRAINING_REWARD
 from scalerl.scaling.fit import MIN_POINTS
-from scalerl.scaling.readers import JsonLines
 from scalerl.scaling.stop import StopRule, judge, stop_rule
+from scalerl.tables.table import table_of
 
 ROWS_TO_SPEAK = 10
 """Logged rows of training without an evaluation after which the callback says what it uses, or what is missing."""
@@ -157,10 +156,10 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         """Use the reward of training: write its points, print the forecast, stop the run if a condition holds."""
         stop = False
         if state.is_world_process_zero:
-            log = Log(frame_of(self.logged), "the trainer's logs", "the run")
+            log = table_of(self.logged, form="the trainer's logs", name="the run")
             columns = {"device_hours": "device_hours"} if self.axis == "device_hours" else {}
             try:
-                imported = of_logs([log], "trl", metric=self.requested_metric, bounds=self.bounds, columns=columns)
+                imported = of_tables([log], "trl", metric=self.requested_metric, bounds=self.bounds, columns=columns)
             except CurveError as error:  # training continues
                 self.say(f"forecast  none after {len(self.logged)} rows without an evaluation: {error}")
             else:
@@ -251,9 +250,9 @@ def training_rows(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:
     """Read the points that a run wrote before it was resumed."""
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        rows = list(JsonLines(path, lines))
-    if not all({"step", "device_hours", "task"} <= row.keys() for row in rows):
+    file = RowFile(path)
+    rows = [line.row for line in file.new_lines()]
+    if file.broken or not all({"step", "device_hours", "task"} <= row.keys() for row in rows):
         raise CurveError(f"{path} was not written by this callback; move it away or give another path")
     return rows
 

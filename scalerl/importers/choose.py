@@ -11,10 +11,9 @@ import numpy as np
 
 from scalerl.importers.dialect import Dialect
 from scalerl.importers.dialects import IMPORTERS, TABLE
-from scalerl.importers.errors import LIST, LogError, TooEarly
-from scalerl.importers.frame import Frame, key
-from scalerl.importers.names import COMPONENT, EVALUATION_WORD, MINOR, OTHER, SECOND, TELLING, TRAINING, is_score
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import LIST, CurveError, LogError, TooEarly
+from scalerl.tables.names import COMPONENT, EVALUATION_WORD, MINOR, OTHER, SECOND, TELLING, TRAINING, is_score
+from scalerl.tables.table import Table, key
 
 LISTED = 12
 """Number of candidates that an error lists."""
@@ -32,7 +31,7 @@ TASK = "task"
 """Column of words with the task of a row."""
 
 
-def find_dialect(source: str | None, frame: Frame, name: str) -> Dialect:
+def find_dialect(source: str | None, table: Table) -> Dialect:
     """Return the given dialect, or the one that the columns identify.
 
     Raises:
@@ -42,7 +41,7 @@ def find_dialect(source: str | None, frame: Frame, name: str) -> Dialect:
         if source not in IMPORTERS:
             raise CurveError(f"unknown source {source!r}; allowed: {', '.join(IMPORTERS)}")
         return IMPORTERS[source]
-    marks = {dialect.name: dialect.recognizes(frame.names) for dialect in IMPORTERS.values()}
+    marks = {dialect.name: dialect.recognizes(table.names) for dialect in IMPORTERS.values()}
     marks = {label: columns for label, columns in marks.items() if columns}
     extended = {other for label in marks for other in IMPORTERS[label].extends}
     marks = {label: columns for label, columns in marks.items() if label not in extended}
@@ -51,7 +50,7 @@ def find_dialect(source: str | None, frame: Frame, name: str) -> Dialect:
     if len(marks) > 1:
         matches = "; ".join(f"{label} by {', '.join(columns[:3])}" for label, columns in marks.items())
         best = max(marks, key=lambda label: len(marks[label]))
-        text = f"{name} could be from {len(marks)} sources ({matches}); choose one with source= (--from)"
+        text = f"{table.name} could be from {len(marks)} sources ({matches}); choose one with source= (--from)"
         raise LogError(text, add=("--from", best))
     return IMPORTERS[next(iter(marks))] if marks else TABLE
 
@@ -81,70 +80,65 @@ class Candidate:
         return f"{self.metric} ({kind}{self.count} points{aside})"
 
 
-def candidates(frame: Frame, dialect: Dialect) -> list[Candidate]:
+def candidates(table: Table, dialect: Dialect) -> list[Candidate]:
     """Return all metrics of a log that could become the curve, the most plausible first."""
-    ranks = {name: rank_and_task for name in frame.names if (rank_and_task := dialect.rank(name)) is not None}
+    ranks = {name: rank_and_task for name in table.names if (rank_and_task := dialect.rank(name)) is not None}
     parts = [name for name, (rank, _) in ranks.items() if rank < TRAINING and key(name).startswith("eval_rewards_")]
     if len(parts) == 1 and any(key(name) == "eval_reward" for name in ranks):
         del ranks[parts[0]]  # the only reward function of TRL equals eval_reward
     metrics = []
-    by_task = frame.labels(TASK) if TASK in frame.words else None
+    by_task = table.labels(TASK) if TASK in table.words else None
     for name, (rank, task) in ranks.items():
         if task or by_task is None:
-            metrics.append(Candidate(name, task, rank, frame.count(name)))
+            metrics.append(Candidate(name, task, rank, table.count(name)))
         else:
-            present_N = frame.present(name)
+            present_N = table.present(name)
             names = dict.fromkeys("" if word is None else str(word) for word in by_task[present_N])
             for word in names:
                 count = int(np.sum((by_task == (word or None)) & present_N))
                 metrics.append(Candidate(name, word, rank, count))
-    return sorted(metrics, key=lambda candidate: preference(frame, candidate))
+    return sorted(metrics, key=lambda candidate: preference(table, candidate))
 
 
-def preference(frame: Frame, candidate: Candidate) -> tuple[object, ...]:
+def preference(table: Table, candidate: Candidate) -> tuple[object, ...]:
     """Return the key by which candidates are sorted: a telling, general, often and well measured metric first."""
     name = key(candidate.metric)
-    rank = TRAINING if telling_part(frame, candidate) else candidate.rank
+    rank = TRAINING if telling_part(table, candidate) else candidate.rank
     general = "all" in (candidate.task, *candidate.metric.split("/")) or not candidate.task
     samples = re.search(r"_at_(\d{1,9})(?:_|$)", name)
     telling = bool(TELLING.search(candidate.metric + candidate.task))
     return (rank, not telling, not general, -candidate.count, -int(samples[1]) if samples else 0, candidate.metric)
 
 
-def telling_part(frame: Frame, candidate: Candidate) -> bool:
+def telling_part(table: Table, candidate: Candidate) -> bool:
     """Return whether a part of the training reward says whether answers are right, and varies."""
     plain = key(candidate.metric)
     if not candidate.training or not TELLING.search(candidate.metric) or not COMPONENT.search(plain):
         return False
-    value_N = frame.column(candidate.metric)
+    value_N = table.column(candidate.metric)
     return bool(np.nanmax(value_N) > np.nanmin(value_N))
 
 
-def choose(
-    frame: Frame, dialect: Dialect, metric: str | None, task: str | None, source: str, *, several: bool = False
-) -> Candidate:
+def choose(table: Table, dialect: Dialect, metric: str | None, task: str | None) -> Candidate:
     """Return the requested candidate, or the most plausible one.
-
-    `source` is the name of the log, for messages. If `several`, several tasks in rows are no error, because another
-    metric may be selected later.
 
     Raises:
         CurveError: There is none, or the rows have several tasks; the message lists them.
     """
-    metrics = candidates(frame, dialect)
+    metrics = candidates(table, dialect)
     if metric is None:
         suitable = metrics
     else:
-        column = frame.find(metric)
+        column = table.find(metric)
         suitable = [c for c in metrics if c.metric == column]
         if not suitable and column is not None:
             rank = dialect.rank(column)
-            suitable = [Candidate(column, "", OTHER if rank is None else rank[0], frame.count(column))]
+            suitable = [Candidate(column, "", OTHER if rank is None else rank[0], table.count(column))]
     if not suitable:
-        example = metrics[0].metric if metrics else next(iter(values_of(frame)), "")
-        add = ("--metric", example) if example and not declined(frame, dialect, metric) else ()
+        example = metrics[0].metric if metrics else next(iter(values_of(table)), "")
+        add = ("--metric", example) if example and not declined(table, dialect, metric) else ()
         raise TooEarly(
-            f"{source} {missing_text(frame, dialect, metric, metrics)}",
+            f"{table.name} {missing_text(table, dialect, metric, metrics)}",
             add=add,
             without="--metric" if metric else "",
             command="" if add else LIST,
@@ -152,56 +146,56 @@ def choose(
     of_task = [c for c in suitable if task in (None, c.task)]
     if not of_task:
         tasks = ", ".join(sorted({c.task for c in suitable if c.task})) or "one task without a name"
-        raise TooEarly(f"{source} has no task {task!r}; it has {tasks}")
+        raise TooEarly(f"{table.name} has no task {task!r}; it has {tasks}")
     best = of_task[0]
     if metric is None and best.count < ENOUGH:
         best = next((c for c in of_task if c.count >= ENOUGH), best)
-    if metric is None and best.training and best.count < FEW_ROWS and (scoreless := scoreless_evaluation(frame)):
+    if metric is None and best.training and best.count < FEW_ROWS and (scoreless := scoreless_evaluation(table)):
         raise TooEarly(
-            f"{source} evaluates ({scoreless}) but logs no score of it, and {best.count} rows with the training "
+            f"{table.name} evaluates ({scoreless}) but logs no score of it, and {best.count} rows with the training "
             f"reward are few; log the score, or use the training reward",
             add=("--metric", best.metric),
         )
     same = [c for c in of_task if c.metric == best.metric]
-    if len(same) > 1 and not several:
+    if len(same) > 1:
         tasks = name_list([c.task or "(no name)" for c in same])
         raise LogError(
-            f"{source} has {len(same)} tasks of {best.metric}: {tasks}; choose by task= (--task)",
+            f"{table.name} has {len(same)} tasks of {best.metric}: {tasks}; choose by task= (--task)",
             add=("--task", same[0].task or same[1].task),
         )
     return best
 
 
-def scoreless_evaluation(frame: Frame) -> str:
+def scoreless_evaluation(table: Table) -> str:
     """Return a column of an evaluation, if the log has one but no score of it; a single value is a setting."""
-    names = (name for name in frame.names if EVALUATION_WORD.match(name) and not is_score(name))
-    return next((name for name in names if frame.count(name) > 1), "")
+    names = (name for name in table.names if EVALUATION_WORD.match(name) and not is_score(name))
+    return next((name for name in names if table.count(name) > 1), "")
 
 
-def declined(frame: Frame, dialect: Dialect, metric: str | None) -> bool:
+def declined(table: Table, dialect: Dialect, metric: str | None) -> bool:
     """Return whether a log without a metric is one of supervised training, DPO or a reward model."""
-    return metric is None and (dialect.supervised or any("loss" in key(name) for name in frame.names))
+    return metric is None and (dialect.supervised or any("loss" in key(name) for name in table.names))
 
 
-def missing_text(frame: Frame, dialect: Dialect, metric: str | None, metrics: list[Candidate]) -> str:
+def missing_text(table: Table, dialect: Dialect, metric: str | None, metrics: list[Candidate]) -> str:
     """Return what is absent from a log and what it has instead, for an error message."""
-    names = [c.metric for c in metrics] or frame.names
+    names = [c.metric for c in metrics] or table.names
     if metric is None:
-        if declined(frame, dialect, metric):
+        if declined(table, dialect, metric):
             return (
                 "is a log of supervised training, DPO or a reward model: it has losses and no score of sampled "
                 "answers, which a forecast needs"
             )
         title = f" of {dialect.title}" if dialect.title else ""
-        return f"has no score or reward{title}{column_hint(frame)}"
+        return f"has no score or reward{title}{column_hint(table)}"
     near = difflib.get_close_matches(metric[:200], names[:2000], n=LISTED, cutoff=0.3) or names[:LISTED]
-    return f"has no metric {metric!r}" + (f"; it has {name_list(near)}" if near else column_hint(frame))
+    return f"has no metric {metric!r}" + (f"; it has {name_list(near)}" if near else column_hint(table))
 
 
-def others(frame: Frame, dialect: Dialect, candidate: Candidate) -> list[Candidate]:
+def others(table: Table, dialect: Dialect, candidate: Candidate) -> list[Candidate]:
     """Return the metrics that could have been chosen instead."""
     best = max(candidate.rank, SECOND if candidate.rank < TRAINING else MINOR)
-    return [c for c in candidates(frame, dialect) if c.rank <= max(best, TRAINING) and c != candidate]
+    return [c for c in candidates(table, dialect) if c.rank <= max(best, TRAINING) and c != candidate]
 
 
 def name_list(items: Sequence[object], most: int = LISTED) -> str:
@@ -213,12 +207,12 @@ NO_METRIC = re.compile(r"(?:^|_)(?:step|steps|epoch|time|timestamp|runtime|lr|le
 """Names of steps, times and settings."""
 
 
-def column_hint(frame: Frame) -> str:
+def column_hint(table: Table) -> str:
     """Return a list of the log's columns for an error message, with an example of a choice."""
-    names = [name for name in frame.names if not name.startswith("@")]
+    names = [name for name in table.names if not name.startswith("@")]
     return f"; its columns are {name_list(names)}; choose one by metric= (--metric)" if names else ""
 
 
-def values_of(frame: Frame) -> list[str]:
+def values_of(table: Table) -> list[str]:
     """Return the columns that may be metrics."""
-    return [name for name in frame.names if not name.startswith("@") and not NO_METRIC.search(key(name))]
+    return [name for name in table.names if not name.startswith("@") and not NO_METRIC.search(key(name))]

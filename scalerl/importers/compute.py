@@ -23,8 +23,8 @@ from scalerl.importers.dialects import (
     GENERAL_TOKENS,
     verl_devices,
 )
-from scalerl.importers.frame import Array, Frame
 from scalerl.importers.join import Spent, includes, spent_by_counter, spent_by_step, summed
+from scalerl.tables.table import Array, Table
 
 AXES = ("device_hours", "flops", "tokens", "compute")
 """Columns of points with the compute used so far, the best first."""
@@ -60,7 +60,7 @@ class Amount:
 
 
 def compute_of(
-    frame: Frame,
+    table: Table,
     step_N: Array,
     picked_E: NDArray[np.intp],
     dialect: Dialect,
@@ -72,7 +72,7 @@ def compute_of(
     """Return the compute of the points in some rows.
 
     Args:
-        frame: The log.
+        table: The log.
         step_N: The step of each row, NaN without one.
         picked_E: The rows of the points.
         dialect: The names of the trainer.
@@ -84,9 +84,9 @@ def compute_of(
     seconds, tokens, notes = None, None, list[str]()
     cells: dict[str, Array] = {}
     if np.isfinite(step_N[picked_E]).all():
-        ends_N, at_E = ends_of(frame, step_N, picked_E, dialect, candidate)
-        seconds = seconds_of(frame, ends_N, dialect, pulse)
-        tokens = tokens_of(frame, ends_N, dialect, pulse)
+        ends_N, at_E = ends_of(table, step_N, picked_E, dialect, candidate)
+        seconds = seconds_of(table, ends_N, dialect, pulse)
+        tokens = tokens_of(table, ends_N, dialect, pulse)
         for amount in (seconds, tokens):
             if amount is not None:
                 notes += [*amount.notes, *amount.spent.notes]
@@ -95,12 +95,12 @@ def compute_of(
             notes.append(f"evaluations after the last training row, extrapolated at its pace: {max(late)}")
         if tokens is not None:
             cells["tokens"] = tokens.spent.by(at_E)
-    count = devices if devices is not None else verl_devices(frame) if dialect.name == "verl" else None
+    count = devices if devices is not None else verl_devices(table) if dialect.name == "verl" else None
     if seconds is not None and count is not None:
         cells["device_hours"] = seconds.spent.by(at_E) * count / 3600
-    totals = total_columns(frame, dialect, columns)
+    totals = total_columns(table, dialect, columns)
     for axis, column in totals.items():
-        cell_E = frame.column(column)[picked_E]
+        cell_E = table.column(column)[picked_E]
         if np.isfinite(cell_E).any():
             cells[axis] = cell_E
     best = next((name for name in AXES if name in cells), "step")
@@ -109,16 +109,16 @@ def compute_of(
 
 
 def ends_of(
-    frame: Frame, step_N: Array, picked_E: NDArray[np.intp], dialect: Dialect, candidate: Candidate
+    table: Table, step_N: Array, picked_E: NDArray[np.intp], dialect: Dialect, candidate: Candidate
 ) -> tuple[Array, Array]:
     """Return the number of updates after each row, shape (N,), and before each point, shape (E,).
 
     A trainer that counts steps from 0 has made s + 1 updates at the end of the row of step s.
     """
-    timed_N = np.zeros(frame.size, dtype=bool)
+    timed_N = np.zeros(table.size, dtype=bool)
     for name in (*dialect.seconds, *dialect.parts, *dialect.step_tokens, *GENERAL_SECONDS):
-        if (column := frame.find(name)) is not None:
-            timed_N |= frame.present(column)
+        if (column := table.find(name)) is not None:
+            timed_N |= table.present(column)
     timed_N &= np.isfinite(step_N)
     zero = (dialect.from_zero or not dialect.marks) and timed_N.any() and step_N[timed_N].min() == 0
     ends_N = step_N + 1.0 if zero else step_N
@@ -134,23 +134,23 @@ def ends_of(
 # ------------------------------------------------------------------------------------------------------------ seconds
 
 
-def seconds_of(frame: Frame, ends_N: Array, dialect: Dialect, pulse: str) -> Amount | None:
+def seconds_of(table: Table, ends_N: Array, dialect: Dialect, pulse: str) -> Amount | None:
     """Return the training seconds up to each step: from the time of a step, its parts, or a clock; None without any."""
     names = [*dialect.seconds] if dialect.seconds or dialect.parts or dialect.clocks else []
-    if (column := frame.first(names)) is not None:
-        return step_seconds(frame, ends_N, dialect, column, frame.column(column))
-    parts = [c for name in dialect.parts if (c := frame.find(name)) is not None]
-    if parts and (spent := spent_by_step(ends_N, summed(frame, parts), "time")) is not None:
+    if (column := table.first(names)) is not None:
+        return step_seconds(table, ends_N, dialect, column, table.column(column))
+    parts = [c for name in dialect.parts if (c := table.find(name)) is not None]
+    if parts and (spent := spent_by_step(ends_N, summed(table, parts), "time")) is not None:
         return Amount(spent, dialect.about)
     for name in dialect.clocks:
-        if (column := frame.find(name)) is not None and (amount := clock(frame, ends_N, column, pulse)):
+        if (column := table.find(name)) is not None and (amount := clock(table, ends_N, column, pulse)):
             return amount
-    return general_seconds(frame, ends_N, dialect, pulse)
+    return general_seconds(table, ends_N, dialect, pulse)
 
 
-def step_seconds(frame: Frame, ends_N: Array, dialect: Dialect, column: str, seconds_N: Array) -> Amount | None:
+def step_seconds(table: Table, ends_N: Array, dialect: Dialect, column: str, seconds_N: Array) -> Amount | None:
     """Return the sum of the times of steps, without evaluation and checkpoints if they are inside."""
-    aside_N, timers = aside_of(frame, ends_N, seconds_N, dialect)
+    aside_N, timers = aside_of(table, ends_N, seconds_N, dialect)
     notes: list[str] = []
     if timers:
         inside = includes(ends_N, seconds_N, aside_N)
@@ -162,20 +162,20 @@ def step_seconds(frame: Frame, ends_N: Array, dialect: Dialect, column: str, sec
     spent = spent_by_step(ends_N, seconds_N, "time")
     if spent is None:
         return None
-    is_described = column == frame.first(dialect.seconds) and len(dialect.about) > 0
+    is_described = column == table.first(dialect.seconds) and len(dialect.about) > 0
     return Amount(spent, dialect.about if is_described else f"{column}, summed", tuple(notes))
 
 
-def aside_of(frame: Frame, ends_N: Array, seconds_N: Array, dialect: Dialect) -> tuple[Array, list[str]]:
+def aside_of(table: Table, ends_N: Array, seconds_N: Array, dialect: Dialect) -> tuple[Array, list[str]]:
     """Return the seconds of evaluation and checkpoints in the step of each timed row, and the timers."""
-    total_N, timers = np.zeros(frame.size), []
+    total_N, timers = np.zeros(table.size), []
     for text in dialect.aside:
-        columns = [name for name in frame.names if match(text, name)]
+        columns = [name for name in table.names if match(text, name)]
         if not columns:
             continue
         timers.append(columns[0])
         # environments are evaluated in parallel, so the longest counts; the timers may be in another row of the step
-        longest_N = np.nanmax(np.nan_to_num([frame.column(name) for name in columns]), axis=0)
+        longest_N = np.nanmax(np.nan_to_num([table.column(name) for name in columns]), axis=0)
         there_N = (longest_N > 0) & np.isfinite(ends_N)
         steps, first = np.unique(ends_N[there_N], return_index=True)
         timed_N = np.isfinite(seconds_N) & np.isfinite(ends_N)
@@ -186,32 +186,32 @@ def aside_of(frame: Frame, ends_N: Array, seconds_N: Array, dialect: Dialect) ->
     return total_N, timers if (total_N > 0).any() else []
 
 
-def general_seconds(frame: Frame, ends_N: Array, dialect: Dialect, pulse: str) -> Amount | None:
+def general_seconds(table: Table, ends_N: Array, dialect: Dialect, pulse: str) -> Amount | None:
     """Return the training seconds of a log whose trainer is unknown, or that lacks the trainer's own timers."""
     for names, convert in ((GENERAL_SECONDS, 1.0), (GENERAL_MILLISECONDS, 1e-3)):
         for name in names:
-            column = frame.find(name)
+            column = table.find(name)
             if column is None:
                 continue
-            value_N = frame.column(column) * convert
+            value_N = table.column(column) * convert
             if grows(value_N[np.isfinite(value_N)]):
                 continue
-            return step_seconds(frame, ends_N, dialect, column, value_N)
-    if (column := frame.first(GENERAL_RATES)) is not None:
+            return step_seconds(table, ends_N, dialect, column, value_N)
+    if (column := table.first(GENERAL_RATES)) is not None:
         with np.errstate(divide="ignore"):
-            seconds_N = 1.0 / frame.column(column)
+            seconds_N = 1.0 / table.column(column)
         if (spent := spent_by_step(ends_N, seconds_N, "time")) is not None:
             return Amount(spent, f"1 / {column}, summed")
     for name in (*GENERAL_CLOCKS, *GENERAL_HOURS):
-        if (column := frame.find(name)) is None:
+        if (column := table.find(name)) is None:
             continue
         unit = GENERAL_HOURS.get(name, 1.0)
-        if (amount := clock(frame, ends_N, column, pulse, unit)) is not None:
+        if (amount := clock(table, ends_N, column, pulse, unit)) is not None:
             return amount
         if name in ("time", "seconds", "time_s", "train_time", "training_time", "total_time"):
-            value_N = frame.column(column)
+            value_N = table.column(column)
             if not grows(value_N[np.isfinite(value_N)]):
-                return step_seconds(frame, ends_N, dialect, column, value_N)
+                return step_seconds(table, ends_N, dialect, column, value_N)
     return None
 
 
@@ -227,13 +227,13 @@ MILLISECONDS = 1e11
 """Dates above this are in milliseconds (as seconds, they would be after the year 5000)."""
 
 
-def clock(frame: Frame, ends_N: Array, column: str, pulse: str, unit: float = 1.0) -> Amount | None:
+def clock(table: Table, ends_N: Array, column: str, pulse: str, unit: float = 1.0) -> Amount | None:
     """Return the seconds by a clock of the run; None if the column does not count up.
 
     Only rows of updates count: other calls of log are moments before or after them.
     """
-    clock_N = frame.column(column) * unit
-    rows_N = frame.present(pulse)
+    clock_N = table.column(column) * unit
+    rows_N = table.present(pulse)
     if (np.isfinite(clock_N) & rows_N).sum() < 0.5 * rows_N.sum():
         rows_N = np.isfinite(clock_N)
     values = clock_N[rows_N & np.isfinite(clock_N) & np.isfinite(ends_N)]
@@ -251,34 +251,34 @@ def clock(frame: Frame, ends_N: Array, column: str, pulse: str, unit: float = 1.
 # ------------------------------------------------------------------------------------------------------------- tokens
 
 
-def tokens_of(frame: Frame, ends_N: Array, dialect: Dialect, pulse: str) -> Amount | None:
+def tokens_of(table: Table, ends_N: Array, dialect: Dialect, pulse: str) -> Amount | None:
     """Return the tokens up to each step, from amounts per step or a counter; None without any."""
     for text in dialect.step_tokens:
-        parts = [frame.find(part.strip()) for part in text.split("+")]
+        parts = [table.find(part.strip()) for part in text.split("+")]
         columns = [part for part in parts if part is not None]
         if len(columns) == len(parts):
-            spent = spent_by_step(ends_N, summed(frame, columns), "tokens")
+            spent = spent_by_step(ends_N, summed(table, columns), "tokens")
             if spent is not None:
                 return Amount(spent, f"{' + '.join(columns)}, summed")
     for name in dialect.tokens:
-        if (column := frame.find(name)) is not None and (amount := counter(frame, ends_N, column, pulse)) is not None:
+        if (column := table.find(name)) is not None and (amount := counter(table, ends_N, column, pulse)) is not None:
             return amount
     for name in (*GENERAL_TOKENS, *GENERAL_STEP_TOKENS):
-        column = frame.find(name)
+        column = table.find(name)
         if column is None:
             continue
-        value_N = frame.column(column)
+        value_N = table.column(column)
         if name not in GENERAL_STEP_TOKENS and grows(value_N[np.isfinite(value_N)]):
-            if (amount := counter(frame, ends_N, column, pulse)) is not None:
+            if (amount := counter(table, ends_N, column, pulse)) is not None:
                 return amount
         elif (spent := spent_by_step(ends_N, value_N, "tokens")) is not None:
             return Amount(spent, f"{column}, summed")
     return None
 
 
-def counter(frame: Frame, ends_N: Array, column: str, pulse: str) -> Amount | None:
+def counter(table: Table, ends_N: Array, column: str, pulse: str) -> Amount | None:
     """Return the tokens by a column that counts them from the start of the run."""
-    rows_N, value_N = frame.present(pulse), frame.column(column)
+    rows_N, value_N = table.present(pulse), table.column(column)
     if (np.isfinite(value_N) & rows_N).sum() < 0.5 * rows_N.sum():
         rows_N = np.isfinite(value_N)
     spent = spent_by_counter(np.where(rows_N, ends_N, np.nan), value_N, True, f"the counter {column}")
@@ -288,12 +288,12 @@ def counter(frame: Frame, ends_N: Array, column: str, pulse: str) -> Amount | No
 # ------------------------------------------------------------------------------------------------------------ origins
 
 
-def total_columns(frame: Frame, dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
+def total_columns(table: Table, dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
     """Return columns with totals that are taken unchanged, by axis."""
     totals = {axis: columns[axis] for axis in ("device_hours", "flops") if axis in columns}
     if not dialect.marks:
         for axis, names in TOTALS.items():
-            if axis not in totals and (column := frame.first(names)) is not None:
+            if axis not in totals and (column := table.first(names)) is not None:
                 totals[axis] = column
     return totals
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scalerl.importers.frame import WRAPPERS, Frame, key
-from scalerl.importers.names import HELD_OUT, MINOR, NO_SCORE, OTHER, TRAINING, rank_of
+from scalerl.tables.names import HELD_OUT, MINOR, NO_SCORE, OTHER, TRAINING, rank_of
+from scalerl.tables.table import WRAPPERS, Table, key
 
 TOKEN = re.compile(r"<(\w+)>")
 WRAPPER = re.compile(rf"(?:{'|'.join(WRAPPERS)})(?:\s*/\s*|[._])", re.IGNORECASE)
@@ -122,7 +122,7 @@ class Dialect:
         return {HELD_OUT: OTHER, TRAINING: MINOR}.get(rank_or_none, rank_or_none), ""
 
 
-def steps_of(frame: Frame, groups: Iterable[Iterable[str]]) -> list[list[str]]:
+def steps_of(table: Table, groups: Iterable[Iterable[str]]) -> list[list[str]]:
     """Return the step columns that a log has, by group."""
-    columns = [list(dict.fromkeys(c for name in group if (c := frame.find(name)) is not None)) for group in groups]
+    columns = [list(dict.fromkeys(c for name in group if (c := table.find(name)) is not None)) for group in groups]
     return [group for group in columns if group]

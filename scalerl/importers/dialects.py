@@ -1,6 +1,6 @@
 """The table of dialects: the names that each trainer logs, with the file of its repository that logs them.
 
-A dialect holds for all forms of a log, because loggers only change the spelling of names (`frame.key`).
+A dialect holds for all forms of a log, because loggers only change the spelling of names (`table.key`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from scalerl.importers.dialect import Dialect
-from scalerl.importers.frame import Frame
-from scalerl.importers.names import HELD_OUT, MINOR, OTHER, SECOND, TRAINING
+from scalerl.tables.names import HELD_OUT, MINOR, OTHER, SECOND, TRAINING
+from scalerl.tables.table import Table
 
 VERL = Dialect(
     name="verl",
@@ -409,10 +409,10 @@ IMPORTERS: dict[str, Dialect] = {
 """The dialects, by the name that `source` and `--from` take."""
 
 
-def verl_devices(frame: Frame) -> int | None:
+def verl_devices(table: Table) -> int | None:
     """Return the number of GPUs: tokens / (seconds x throughput), because perf/throughput is per second and GPU."""
-    columns = [frame.find(f"perf/{name}") for name in ("total_num_tokens", "time_per_step", "throughput")]
-    tokens, seconds, rate = (None if name is None else frame.column(name) for name in columns)
+    columns = [table.find(f"perf/{name}") for name in ("total_num_tokens", "time_per_step", "throughput")]
+    tokens, seconds, rate = (None if name is None else table.column(name) for name in columns)
     if tokens is None or seconds is None or rate is None:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.importers.frame import Array, Frame
+from scalerl.tables.table import Array, Table
 
 MOST_RESTARTS = 1_000
 """Restarts of a counter that are followed; a file with more is not in the order in which it was written."""
@@ -20,14 +20,14 @@ INTERRUPTED = 10.0
 """Ratio of a clock's advance per step to the usual one above which the run was interrupted or evaluated for long."""
 
 
-def row_steps(frame: Frame, groups: Sequence[Sequence[str]]) -> Array:
+def row_steps(table: Table, groups: Sequence[Sequence[str]]) -> Array:
     """Return the step of each row, shape (N,), from the best group of columns, or interpolated from another one.
 
     Columns of a group count the same and never share a row. NaN for a row without any such column.
     """
-    step_N = np.full(frame.size, np.nan)
+    step_N = np.full(table.size, np.nan)
     for number, group in enumerate(groups):
-        other_N = coalesced(frame, group)
+        other_N = coalesced(table, group)
         if not number:
             step_N = other_N
             continue
@@ -39,19 +39,19 @@ def row_steps(frame: Frame, groups: Sequence[Sequence[str]]) -> Array:
     return step_N
 
 
-def coalesced(frame: Frame, names: Iterable[str]) -> Array:
+def coalesced(table: Table, names: Iterable[str]) -> Array:
     """Return the first cell of each row in some columns, shape (N,)."""
-    value_N = np.full(frame.size, np.nan)
+    value_N = np.full(table.size, np.nan)
     for name in names:
-        value_N = np.where(np.isfinite(value_N), value_N, frame.column(name))
+        value_N = np.where(np.isfinite(value_N), value_N, table.column(name))
     return value_N
 
 
-def summed(frame: Frame, names: Iterable[str]) -> Array:
+def summed(table: Table, names: Iterable[str]) -> Array:
     """Return the sum of the columns that a row has, shape (N,); NaN for a row with none of them."""
-    columns = [frame.column(name) for name in names]
+    columns = [table.column(name) for name in names]
     if not columns:
-        return np.full(frame.size, np.nan)
+        return np.full(table.size, np.nan)
     any_N = np.isfinite(columns).any(axis=0)
     return np.where(any_N, np.nansum(columns, axis=0), np.nan)
 

@@ -22,15 +22,14 @@ from scalerl.importers.choose import ENOUGH, TASK, Candidate, candidates, choose
 from scalerl.importers.compute import AXES, compute_of
 from scalerl.importers.dialect import Dialect, match, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS
-from scalerl.importers.errors import LIST, LogError, TooEarly
-from scalerl.importers.formats import Log, read_log
-from scalerl.importers.frame import Array, Frame, Words, joined, key
 from scalerl.importers.join import coalesced, last_of_each, row_steps
-from scalerl.importers.names import EVALUATION_WORD
 from scalerl.importers.runs import TASKS, of_run, rows_of_run, with_phases
 from scalerl.importers.windows import marks, windows
 from scalerl.scaling.curve import TRAINING_REWARD
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError, LogError, TooEarly
+from scalerl.tables.forms import read_table
+from scalerl.tables.names import EVALUATION_WORD
+from scalerl.tables.table import Array, Table, joined, key
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
 """Roles that `columns` can assign."""
@@ -134,27 +133,19 @@ def read(
         raise CurveError("no log was given; give a file or the directory of a run")
     if devices is not None and not (np.isfinite(devices) and devices > 0):
         raise CurveError(f"devices must be a positive number; got {devices!r}")
-    try:
-        logs = [read_log(p) for p in paths]
-    except CurveError as error:
-        if (better := with_command(error)) is error:
-            raise
-        raise better from error
-    return of_logs(
-        logs, source, metric=metric, task=task, run=run, devices=devices, bounds=bounds, columns=columns, paths=paths
-    )
+    options: dict[str, Any] = {
+        "metric": metric,
+        "task": task,
+        "run": run,
+        "devices": devices,
+        "bounds": bounds,
+        "columns": columns,
+    }
+    return of_tables([read_table(p) for p in paths], source, paths=paths, **options)
 
 
-def with_command(error: CurveError) -> CurveError:
-    """Return an error of reading with the command that lists what can be read, unless it has a command already."""
-    if "`" in str(error) or "pip install" in str(error) or bool(getattr(error, "command", None)):
-        return error
-    kind = type(error) if isinstance(error, LogError) else LogError
-    return kind(str(error), command=LIST)
-
-
-def of_logs(
-    logs: Sequence[Log],
+def of_tables(
+    tables: Sequence[Table],
     source: str | None = None,
     *,
     metric: str | None = None,
@@ -165,37 +156,35 @@ def of_logs(
     columns: Mapping[str, str] | None = None,
     paths: Sequence[Path] = (),
 ) -> Imported:
-    """Return the points of logs that were read; arguments and errors are those of `read`."""
-    name = ", ".join(log.name for log in logs)
-    notes = [note for log in logs for note in log.notes]
-    frames = [without_summary(with_phases(without_written(log.frame))) for log in logs]
-    frame, chosen_run = of_run(joined(frames), run, name)
-    dialect = find_dialect(source, frame, name)
-    columns = found_columns(frame, dict(columns or {}), name)
-    frame = with_tasks(frame, columns.get("task"))
+    """Return the points of the parts of one log; arguments and errors are those of `read`."""
+    tables = [without_summary(with_phases(without_written(part.bounded()))) for part in tables]
+    table, chosen_run = of_run(joined(tables), run)
+    name, notes = table.name, [*table.notes]
+    dialect = find_dialect(source, table)
+    columns = found_columns(table, dict(columns or {}))
+    table = with_tasks(table, columns.get("task"))
     dialect = with_columns(dialect, columns)
-    candidate = choose(frame, dialect, metric, task, name)
-    step_N, note = steps(frame, dialect, candidate)
-    if len(logs) > 1 and not chosen_run:
-        check_parts([part.size for part in frames], frame, candidate, step_N, paths)
+    candidate = choose(table, dialect, metric, task)
+    step_N, note = steps(table, dialect, candidate)
+    if len(tables) > 1 and not chosen_run:
+        check_parts([part.size for part in tables], table, candidate, step_N, paths)
     divided_run = None if chosen_run else run
-    if len(logs) == 1 or divided_run is not None:
-        keep_N = rows_of_run(frame, candidate.metric, metric_rows(frame, candidate), step_N, divided_run, name)
+    if len(tables) == 1 or divided_run is not None:
+        keep_N = rows_of_run(table, candidate.metric, metric_rows(table, candidate), step_N, divided_run)
         if keep_N is not None:
-            frame, step_N, chosen_run = frame.select(keep_N), step_N[keep_N], f"run {divided_run}"
+            table, step_N, chosen_run = table.select(keep_N), step_N[keep_N], f"run {divided_run}"
     notes += [f"{chosen_run} of {name}"] if chosen_run else []
     notes += [note] if note else []
-    forms = ", ".join(dict.fromkeys(log.form for log in logs))
-    return points_of(frame, step_N, dialect, candidate, forms, devices, bounds, columns, notes)
+    return points_of(table, step_N, dialect, candidate, devices, bounds, columns, notes)
 
 
 # ------------------------------------------------------------------------------------------------- rows and columns
 
 
-def summarized(frame: Frame) -> bool:
+def summarized(table: Table) -> bool:
     """Return whether a log ends with the summary that a Hugging Face Trainer writes after training."""
-    names = [column for name in SUMMARY if (column := frame.find(name)) is not None]
-    return bool(names and has_cells(frame, names)[-1])
+    names = [column for name in SUMMARY if (column := table.find(name)) is not None]
+    return bool(names and has_cells(table, names)[-1])
 
 
 SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train/train_runtime",
@@ -207,37 +196,37 @@ WRITTEN = "scalerl/"
 """Prefix of forecasts that users write to the run that they follow (docs/importing.md)."""
 
 MOMENTS = ("step", "_step", "global_step", "epoch", "time", "timestamp", "_timestamp", "_runtime", "wall_time")
-"""Columns, as `frame.key` writes them, that say when a row was written."""
+"""Columns, as `table.key` writes them, that say when a row was written."""
 
 
-def without_written(frame: Frame) -> Frame:
-    """Return a frame without the forecasts that this package wrote into the log, and without rows of nothing else."""
-    written = [name for name in frame.cells if key(name).startswith(key(WRITTEN) + "_")]
+def without_written(table: Table) -> Table:
+    """Return a table without the forecasts that this package wrote into the log, and without rows of nothing else."""
+    written = [name for name in table.cells if key(name).startswith(key(WRITTEN) + "_")]
     if not written:
-        return frame
-    remaining = frame.without(written)
-    filled_N = has_cells(frame, [name for name in remaining.cells if key(name) not in MOMENTS])
-    return remaining.select(filled_N | ~has_cells(frame, written))
+        return table
+    remaining = table.without(written)
+    filled_N = has_cells(table, [name for name in remaining.cells if key(name) not in MOMENTS])
+    return remaining.select(filled_N | ~has_cells(table, written))
 
 
-def has_cells(frame: Frame, names: Sequence[str]) -> NDArray[np.bool_]:
+def has_cells(table: Table, names: Sequence[str]) -> NDArray[np.bool_]:
     """Return which rows have a cell in any of some columns, shape (N,)."""
-    has_N = np.zeros(frame.size, dtype=bool)
+    has_N = np.zeros(table.size, dtype=bool)
     for name in names:
-        has_N[frame.cells[name][0]] = True
+        has_N[table.cells[name][0]] = True
     return has_N
 
 
-def without_summary(frame: Frame) -> Frame:
-    """Return a frame without the rows that summarize a run."""
-    columns = [column for name in SUMMARY if (column := frame.find(name)) is not None]
+def without_summary(table: Table) -> Table:
+    """Return a table without the rows that summarize a run."""
+    columns = [column for name in SUMMARY if (column := table.find(name)) is not None]
     if not columns:
-        return frame
-    summary_N = np.any([frame.present(column) for column in columns], axis=0)
-    return frame if summary_N.mean() > 0.1 else frame.select(~summary_N)
+        return table
+    summary_N = np.any([table.present(column) for column in columns], axis=0)
+    return table if summary_N.mean() > 0.1 else table.select(~summary_N)
 
 
-def found_columns(frame: Frame, columns: dict[str, str], name: str) -> dict[str, str]:
+def found_columns(table: Table, columns: dict[str, str]) -> dict[str, str]:
     """Return the user's columns by role in the spelling of the log.
 
     Raises:
@@ -248,27 +237,27 @@ def found_columns(frame: Frame, columns: dict[str, str], name: str) -> dict[str,
         raise CurveError(f"unknown role {', '.join(sorted(unknown))} in columns; allowed: {', '.join(ROLES)}")
     columns_by_role = {}
     for role, column in columns.items():
-        actual = column if column in frame.words and role == "task" else frame.find(column)
+        actual = column if column in table.words and role == "task" else table.find(column)
         if actual is None:
-            names = name_list(sorted([*frame.names, *frame.words]), most=20)
-            raise TooEarly(f"{name} has no column {column!r} (for {role}); it has {names}")
+            names = name_list(sorted([*table.names, *table.words]), most=20)
+            raise TooEarly(f"{table.name} has no column {column!r} (for {role}); it has {names}")
         columns_by_role[role] = actual
     return columns_by_role
 
 
-def with_tasks(frame: Frame, column: str | None) -> Frame:
-    """Return a frame with a column `task`: the given one, TRL's evaluation sets, or one of the usual names."""
-    if column is None and TASK not in frame.words:
-        sets = evaluation_sets(frame.names)
+def with_tasks(table: Table, column: str | None) -> Table:
+    """Return a table with a column `task`: the given one, TRL's evaluation sets, or one of the usual names."""
+    if column is None and TASK not in table.words:
+        sets = evaluation_sets(table.names)
         if len(sets) > 1:
-            label_N = np.full(frame.size, None, dtype=object)
+            label_N = np.full(table.size, None, dtype=object)
             for word, name in sets.items():
-                label_N[frame.present(name)] = word
-            return with_words(frame, TASK, label_N)
-        column = next((c for c in frame.words if key(c) in TASKS and len(frame.words[c].words) > 1), None)
+                label_N[table.present(name)] = word
+            return table.labeled(TASK, label_N)
+        column = next((c for c in table.words if key(c) in TASKS and len(table.words[c].words) > 1), None)
     if column is None or column == TASK:
-        return frame
-    return with_words(frame, TASK, frame.labels(column))
+        return table
+    return table.labeled(TASK, table.labels(column))
 
 
 def evaluation_sets(names: Sequence[str]) -> dict[str, str]:
@@ -278,14 +267,6 @@ def evaluation_sets(names: Sequence[str]) -> dict[str, str]:
         if (match := re.fullmatch(r"eval_(?:(.+)_)?runtime", key(name))) and match[1]:
             sets[match[1]] = name
     return sets
-
-
-def with_words(frame: Frame, name: str, label_N: NDArray[np.object_]) -> Frame:
-    """Return a frame with another column of words."""
-    index = np.flatnonzero([label is not None for label in label_N])
-    code = {word: number for number, word in enumerate(dict.fromkeys(map(str, label_N[index])))}
-    codes = np.array([code[str(word)] for word in label_N[index]], dtype=np.intp)
-    return Frame(frame.size, frame.cells, {**frame.words, name: Words(index, codes, tuple(code))})
 
 
 def with_columns(dialect: Dialect, columns: Mapping[str, str]) -> Dialect:
@@ -306,11 +287,11 @@ def with_columns(dialect: Dialect, columns: Mapping[str, str]) -> Dialect:
     return replace(dialect, **fields)
 
 
-def metric_rows(frame: Frame, candidate: Candidate) -> NDArray[np.intp]:
+def metric_rows(table: Table, candidate: Candidate) -> NDArray[np.intp]:
     """Return the rows with a number of the metric."""
-    keep_N = frame.present(candidate.metric)
-    if TASK in frame.words and candidate.task:
-        label_N = frame.labels(TASK)
+    keep_N = table.present(candidate.metric)
+    if TASK in table.words and candidate.task:
+        label_N = table.labels(TASK)
         keep_N &= np.array([label in (None, candidate.task) for label in label_N])
     return np.flatnonzero(keep_N)
 
@@ -320,69 +301,69 @@ def metric_rows(frame: Frame, candidate: Candidate) -> NDArray[np.intp]:
 STEPLESS = "steps are counted from the rows with {}, because {}"
 
 
-def steps(frame: Frame, dialect: Dialect, candidate: Candidate) -> tuple[Array, str]:
+def steps(table: Table, dialect: Dialect, candidate: Candidate) -> tuple[Array, str]:
     """Return the step of each row, and a note if they were counted.
 
     wandb's own step counts calls of log, not updates: if rows of one update are spread over several calls, steps are
     counted from the rows with the metric of training.
     """
-    groups = steps_of(frame, dialect.steps)
+    groups = steps_of(table, dialect.steps)
     if not groups:
-        groups = steps_of(frame, GENERAL_STEPS)
+        groups = steps_of(table, GENERAL_STEPS)
     if groups and groups[0][0].startswith("@bar"):
-        groups = [groups[0]] if bar_counts(frame, candidate) else []
-    pulse = pulse_of(frame, dialect, candidate)
+        groups = [groups[0]] if bar_counts(table, candidate) else []
+    pulse = pulse_of(table, dialect, candidate)
     if dialect.evaluation_steps and not candidate.training and groups:
-        return evaluated_steps(frame, dialect, row_steps(frame, groups), candidate), ""
-    if groups and key(groups[0][0]) == "_step" and counts_calls(frame, groups[0][0], pulse):
-        step_N = counted(frame, pulse)
+        return evaluated_steps(table, dialect, row_steps(table, groups), candidate), ""
+    if groups and key(groups[0][0]) == "_step" and counts_calls(table, groups[0][0], pulse):
+        step_N = counted(table, pulse)
         if candidate.training or pulse == candidate.metric or np.isfinite(step_N).any():
             return step_N, STEPLESS.format(pulse, "_step of wandb counts calls of log, not updates")
-    step_N = row_steps(frame, groups)
-    if groups and np.isfinite(step_N[metric_rows(frame, candidate)]).any():
+    step_N = row_steps(table, groups)
+    if groups and np.isfinite(step_N[metric_rows(table, candidate)]).any():
         is_step = key(groups[0][0]) != "epoch"
         if not is_step and (step_N[np.isfinite(step_N)] % 1).any():  # shares of an epoch: TRL's console has no step
-            return counted(frame, pulse), STEPLESS.format(pulse, "the log has no step")
+            return counted(table, pulse), STEPLESS.format(pulse, "the log has no step")
         return step_N, "" if is_step else "steps are epochs, because the log has no other step"
-    return counted(frame, pulse), STEPLESS.format(pulse, "the log has no step")
+    return counted(table, pulse), STEPLESS.format(pulse, "the log has no step")
 
 
-def evaluated_steps(frame: Frame, dialect: Dialect, step_N: Array, candidate: Candidate) -> Array:
+def evaluated_steps(table: Table, dialect: Dialect, step_N: Array, candidate: Candidate) -> Array:
     """Return the step of each row; for rows of the metric, the number of updates of the model that was evaluated."""
-    version_N = np.full(frame.size, np.nan)
+    version_N = np.full(table.size, np.nan)
     for text in dialect.evaluation_steps:
-        columns = [name for name in frame.names if match(text, name)]
-        version_N = np.where(np.isfinite(version_N), version_N, coalesced(frame, columns))
-    rows_N = frame.present(candidate.metric) & np.isfinite(version_N)
+        columns = [name for name in table.names if match(text, name)]
+        version_N = np.where(np.isfinite(version_N), version_N, coalesced(table, columns))
+    rows_N = table.present(candidate.metric) & np.isfinite(version_N)
     return np.where(rows_N, version_N, step_N)
 
 
-def bar_counts(frame: Frame, candidate: Candidate) -> bool:
+def bar_counts(table: Table, candidate: Candidate) -> bool:
     """Return whether the progress bar before each row counts the steps of training."""
-    bars = frame.column("@bar")[metric_rows(frame, candidate)]
+    bars = table.column("@bar")[metric_rows(table, candidate)]
     return bool(np.isfinite(bars).all() and len(bars) > 1 and (np.diff(bars) > 0).all())
 
 
-def pulse_of(frame: Frame, dialect: Dialect, candidate: Candidate) -> str:
+def pulse_of(table: Table, dialect: Dialect, candidate: Candidate) -> str:
     """Return the column that occurs once per update: the reward of training, if it is more frequent than the metric."""
-    training = [c for c in candidates(frame, dialect) if c.training]
+    training = [c for c in candidates(table, dialect) if c.training]
     best = max(training, key=lambda c: c.count, default=candidate)
     if candidate.training and candidate.count >= 0.9 * best.count:
         return candidate.metric
     if best.count > candidate.count:
         return best.metric
     # without a reward of training: a loss, or whatever is logged most often
-    losses = [name for name in frame.names if "loss" in key(name) and frame.count(name) > candidate.count]
+    losses = [name for name in table.names if "loss" in key(name) and table.count(name) > candidate.count]
     return losses[0] if losses else candidate.metric
 
 
-def counts_calls(frame: Frame, name: str, pulse: str) -> bool:
+def counts_calls(table: Table, name: str, pulse: str) -> bool:
     """Return whether a counter of wandb counts calls of log, not updates.
 
     It then advances by more than one from update to update, and between two updates lie calls with other columns.
     """
-    index_K, _ = frame.cells[pulse]
-    step_N, pulse_N = frame.column(name), np.zeros(frame.size, dtype=bool)
+    index_K, _ = table.cells[pulse]
+    step_N, pulse_N = table.column(name), np.zeros(table.size, dtype=bool)
     pulse_N[index_K] = True
     pulses = step_N[pulse_N & np.isfinite(step_N)]
     if len(pulses) < 3 or np.median(np.diff(pulses)) < 1.5:
@@ -390,24 +371,24 @@ def counts_calls(frame: Frame, name: str, pulse: str) -> bool:
     enough = 0.5 * len(pulses)
     return any(
         len(rows_K) >= enough and pulse_N[rows_K].mean() < 0.1
-        for other, (rows_K, _) in frame.cells.items()
+        for other, (rows_K, _) in table.cells.items()
         if not other.startswith(("_", "@")) and not EVALUATION_WORD.search(other)
     )
 
 
-def counted(frame: Frame, pulse: str) -> Array:
+def counted(table: Table, pulse: str) -> Array:
     """Return the number of updates up to each row, shape (N,), from the rows of an update."""
-    return np.cumsum(frame.present(pulse)).astype(np.float64)
+    return np.cumsum(table.present(pulse)).astype(np.float64)
 
 
-def check_parts(sizes: Sequence[int], frame: Frame, candidate: Candidate, step_N: Array, paths: Sequence[Path]) -> None:
+def check_parts(sizes: Sequence[int], table: Table, candidate: Candidate, step_N: Array, paths: Sequence[Path]) -> None:
     """Refuse several logs that are not the parts of one run: each begins at the first step, and they overlap.
 
     Raises:
         CurveError: The logs are those of several runs.
     """
     edges = np.cumsum([0, *sizes])
-    rows = metric_rows(frame, candidate)
+    rows = metric_rows(table, candidate)
     spans = [step_N[rows[(rows >= start) & (rows < end)]] for start, end in pairwise(edges)]
     spans = [span for span in spans if len(span)]
     if len(spans) < 2:
@@ -429,11 +410,10 @@ def check_parts(sizes: Sequence[int], frame: Frame, candidate: Candidate, step_N
 
 
 def points_of(
-    frame: Frame,
+    table: Table,
     step_N: Array,
     dialect: Dialect,
     candidate: Candidate,
-    form: str,
     devices: float | None,
     bounds: tuple[float, float] | None,
     columns: Mapping[str, str],
@@ -444,24 +424,24 @@ def points_of(
     Raises:
         CurveError: The metric has no number, or lies outside given bounds.
     """
-    picked_E, more = evaluations(frame, step_N, candidate)
+    picked_E, more = evaluations(table, step_N, candidate)
     notes = [*notes, *more]
-    pulse = pulse_of(frame, dialect, candidate)
-    compute = compute_of(frame, step_N, picked_E, dialect, candidate, pulse, devices, columns)
-    limits, bounds_origin, more = bounds_of(frame.select(rows_mask(frame, picked_E)), dialect, candidate.metric, bounds)
+    pulse = pulse_of(table, dialect, candidate)
+    compute = compute_of(table, step_N, picked_E, dialect, candidate, pulse, devices, columns)
+    limits, bounds_origin, more = bounds_of(table.select(rows_mask(table, picked_E)), dialect, candidate.metric, bounds)
     notes += [*compute.notes, *more]
-    value_E = np.clip(frame.column(candidate.metric)[picked_E], *limits)
+    value_E = np.clip(table.column(candidate.metric)[picked_E], *limits)
     cells = {"step": step_N[picked_E], **compute.cells}
-    stderr_E = frame.column(columns["stderr"])[picked_E] if "stderr" in columns else None
-    if stderr_E is None and not dialect.marks and (column := frame.find("stderr")) is not None:
-        stderr_E = frame.column(column)[picked_E]
+    stderr_E = table.column(columns["stderr"])[picked_E] if "stderr" in columns else None
+    if stderr_E is None and not dialect.marks and (column := table.find("stderr")) is not None:
+        stderr_E = table.column(column)[picked_E]
     count = len(picked_E)
     if candidate.training:
         order_E = np.argsort(cells[compute.axis], kind="stable")
         last_W, value_W, stderr_W = windows(cells[compute.axis][order_E], value_E[order_E])
         cells = {name: cell[order_E][last_W] for name, cell in cells.items()}
         value_E, stderr_E = value_W, stderr_W
-        notes += marks(frame, candidate.metric, frame.names)
+        notes += marks(table, candidate.metric, table.names)
     name = "pass_rate" if limits == (0.0, 1.0) else "metric"
     cells[name] = value_E
     if stderr_E is not None:
@@ -469,7 +449,7 @@ def points_of(
     rows = as_rows(cells, candidate.task or candidate.metric)
     extra: dict[str, Any] = {"bounds": list(limits)} if limits != (0.0, 1.0) else {}
     extra |= {"kind": TRAINING_REWARD} if candidate.training else {}
-    alternatives = [c for c in others(frame, dialect, candidate) if c.count >= min(ENOUGH, count)]
+    alternatives = [c for c in others(table, dialect, candidate) if c.count >= min(ENOUGH, count)]
     return Imported(
         rows=[{**row, **extra} for row in rows],
         notes=tuple(dict.fromkeys(notes)),
@@ -478,7 +458,7 @@ def points_of(
         axis=compute.axis,
         bounds=limits,
         trainer=dialect.title,
-        form=form,
+        form=table.form,
         training=candidate.training,
         values=count,
         axis_origin=compute.origin,
@@ -488,9 +468,9 @@ def points_of(
     )
 
 
-def rows_mask(frame: Frame, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+def rows_mask(table: Table, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return a mask of some rows, shape (N,)."""
-    keep_N = np.zeros(frame.size, dtype=bool)
+    keep_N = np.zeros(table.size, dtype=bool)
     keep_N[rows] = True
     return keep_N
 
@@ -505,17 +485,17 @@ def start_of(rows: Sequence[Mapping[str, Any]], axis: str, training: bool) -> st
     return f"{what}{place}: the level before training (R0) is unknown and is fitted"
 
 
-def evaluations(frame: Frame, step_N: Array, candidate: Candidate) -> tuple[NDArray[np.intp], list[str]]:
+def evaluations(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDArray[np.intp], list[str]]:
     """Return the rows that become points, by step if there are steps, and notes about those left out.
 
     Raises:
         CurveError: No row has a number.
     """
     notes = []
-    _, value_K = frame.cells[candidate.metric]
+    _, value_K = table.cells[candidate.metric]
     bad = int((~np.isfinite(value_K)).sum())
     notes += [f"evaluations without a number (NaN) were left out: {bad}"] if bad else []
-    picked_E = metric_rows(frame, candidate)
+    picked_E = metric_rows(table, candidate)
     if not len(picked_E):
         raise TooEarly(f"{candidate.metric} has no finite value in this log; choose another by metric= (--metric)")
     stepped_E = np.isfinite(step_N[picked_E])

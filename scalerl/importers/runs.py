@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.importers.choose import name_list
-from scalerl.importers.documents import phase_frame, phase_of
-from scalerl.importers.errors import LogError
-from scalerl.importers.frame import Array, Frame, joined, key
-from scalerl.importers.tables import RUN
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.documents import phase_of, phase_table
+from scalerl.tables.errors import CurveError, LogError
+from scalerl.tables.grids import RUN
+from scalerl.tables.table import Array, Table, joined, key
 
 RUN_COLUMNS = (RUN, "run_name", "run_id", "name", "runname", "run name", "experiment", "exp_name", "experiment_name")
 """Columns with the names of runs."""
@@ -33,23 +32,23 @@ LEAST_ROWS = 3
 MOST_RUNS = 500
 
 
-def with_phases(frame: Frame) -> Frame:
-    """Return a frame in which metrics of evaluation rows have other names than those of training rows."""
-    for name in frame.words:
+def with_phases(table: Table) -> Table:
+    """Return a table in which metrics of evaluation rows have other names than those of training rows."""
+    for name in table.words:
         if key(name) not in PHASES:
             continue
-        column = frame.words[name]
+        column = table.words[name]
         phases = {word: phase_of(word) for word in column.words}
         if "eval" not in phases.values() or len(set(phases.values())) < 2:
             continue
-        word_N = frame.labels(name)
+        word_N = table.labels(name)
         phase_N = np.array([phases.get(word, "") for word in word_N], dtype=object)
-        parts = [(phase, frame.select(phase_N == phase)) for phase in dict.fromkeys(phase_N)]
-        return joined([phase_frame(part, phase) if phase else part for phase, part in parts])
-    return frame
+        parts = [(phase, table.select(phase_N == phase)) for phase in dict.fromkeys(phase_N)]
+        return joined([phase_table(part, phase) if phase else part for phase, part in parts])
+    return table
 
 
-def of_run(frame: Frame, run: str | None, name: str) -> tuple[Frame, str]:
+def of_run(table: Table, run: str | None) -> tuple[Table, str]:
     """Return the rows of the given run, or all rows if there is only one, and a note about the choice.
 
     Columns with names of runs are used here; other ways to tell runs apart need the metric (`rows_of_run`).
@@ -57,16 +56,16 @@ def of_run(frame: Frame, run: str | None, name: str) -> tuple[Frame, str]:
     Raises:
         CurveError: There are several runs and none was chosen, or there is no run of that name.
     """
-    columns = {c: frame.labels(c) for c in frame.words if key(c) in {key(column) for column in RUN_COLUMNS}}
+    columns = {c: table.labels(c) for c in table.words if key(c) in {key(column) for column in RUN_COLUMNS}}
     distinct = {c: [str(w) for w in dict.fromkeys(label_N) if w is not None] for c, label_N in columns.items()}
     by = max(distinct, key=lambda c: len(distinct[c]), default=None)
     if by is None or (len(distinct[by]) <= 1 and run not in distinct[by]):
-        return frame, ""
+        return table, ""
     if run is None:
-        raise several(name, distinct[by], f"the column {by}")
+        raise several(table.name, distinct[by], f"the column {by}")
     if run not in distinct[by]:
-        return frame, ""
-    return frame.select(columns[by] == run), f"run {run}"
+        return table, ""
+    return table.select(columns[by] == run), f"run {run}"
 
 
 def several(name: str, runs: list[str], how: str, example: str = "") -> CurveError:
@@ -79,50 +78,49 @@ def several(name: str, runs: list[str], how: str, example: str = "") -> CurveErr
 
 
 def rows_of_run(
-    frame: Frame, metric: str, picked: NDArray[np.intp], step_N: Array, run: str | None, name: str
+    table: Table, metric: str, picked: NDArray[np.intp], step_N: Array, run: str | None
 ) -> NDArray[np.bool_] | None:
     """Return the rows of the chosen run, if the metric's rows are those of several runs; None if they are of one.
 
-    `picked` has the rows with the metric; `step_N` the step of each row, NaN without one. `name` is that of the log,
-    for messages.
+    `picked` has the rows with the metric; `step_N` the step of each row, NaN without one.
 
     Raises:
         CurveError: There are several runs and none was chosen, or there is no run of that name.
     """
     steps = step_N[picked]
     if np.isfinite(steps).all() and len(np.unique(steps)) < len(steps):
-        column = dividing_column(frame, picked, steps)
+        column = dividing_column(table, picked, steps)
         if column is not None:
-            label_N = frame.labels(column)
+            label_N = table.labels(column)
             names = [str(word) for word in dict.fromkeys(label_N[picked]) if word is not None]
             if run is None:
-                raise several(name, names, f"the column {column}")
+                raise several(table.name, names, f"the column {column}")
             if run in names:
                 return np.asarray(label_N == run)
-            raise CurveError(f"{name} has no run {run!r}; it has {name_list(names)}")
-        if (part_N := parts_of(frame, metric, picked, step_N)) is not None:
+            raise CurveError(f"{table.name} has no run {run!r}; it has {name_list(names)}")
+        if (part_N := parts_of(table, metric, picked, step_N)) is not None:
             spans = [step_N[picked[part_N[picked] == number]] for number in range(1, int(part_N.max()) + 1)]
             names = [f"{n} (steps {span.min():g} to {span.max():g})" for n, span in enumerate(spans, 1)]
             if run is None:
-                raise several(name, names, "restarts from the first step", "1")
+                raise several(table.name, names, "restarts from the first step", "1")
             numbers = [str(number) for number in range(1, len(names) + 1)]
             if run in numbers:
                 return np.asarray(part_N == int(run))
-            raise CurveError(f"{name} has no run {run!r}; it has {name_list(names)}")
+            raise CurveError(f"{table.name} has no run {run!r}; it has {name_list(names)}")
     if run is not None:
-        raise CurveError(f"{name} has no run {run!r}; it has one run; leave out --run")
+        raise CurveError(f"{table.name} has no run {run!r}; it has one run; leave out --run")
     return None
 
 
-def dividing_column(frame: Frame, picked: NDArray[np.intp], steps: Array) -> str | None:
+def dividing_column(table: Table, picked: NDArray[np.intp], steps: Array) -> str | None:
     """Return the column of words (or a seed) whose values make the steps of the metric unique, or nearly so."""
     column_keys = [key(c) for c in (*RUN_COLUMNS, *CONDITIONS)]
-    numbers = [c for c in frame.names if key(c) in CONDITIONS and c not in frame.words]
+    numbers = [c for c in table.names if key(c) in CONDITIONS and c not in table.words]
     best: tuple[tuple[int, int], str] | None = None
-    for column in (*frame.words, *numbers):
+    for column in (*table.words, *numbers):
         if key(column) in TASKS:
             continue
-        label_K = frame.labels(column)[picked]
+        label_K = table.labels(column)[picked]
         if any(word is None for word in label_K):
             continue
         codes = np.unique(label_K.astype(str), return_inverse=True)[1]
@@ -138,9 +136,9 @@ def dividing_column(frame: Frame, picked: NDArray[np.intp], steps: Array) -> str
     return best[1] if best else None
 
 
-def parts_of(frame: Frame, metric: str, picked: NDArray[np.intp], step_N: Array) -> NDArray[np.intp] | None:
+def parts_of(table: Table, metric: str, picked: NDArray[np.intp], step_N: Array) -> NDArray[np.intp] | None:
     """Return the number of the part, from 1, of each row, if a file has runs one after the other; None if one run."""
-    pairs = np.stack([step_N[picked], frame.column(metric)[picked]])
+    pairs = np.stack([step_N[picked], table.column(metric)[picked]])
     picked = picked[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]  # without copies of rows
     steps = step_N[picked]
     if len(np.unique(steps)) == len(steps):
@@ -157,7 +155,7 @@ def parts_of(frame: Frame, metric: str, picked: NDArray[np.intp], step_N: Array)
             starts.append(start)
     if len(starts) < 2:
         return None
-    part_N = np.zeros(frame.size, dtype=np.intp)
+    part_N = np.zeros(table.size, dtype=np.intp)
     rows = [int(picked[start]) for start in starts]
     for number, row in enumerate(rows, 1):
         part_N[row if number > 1 else 0 :] = number

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scalerl.importers.frame import Array, Frame, key
+from scalerl.tables.table import Array, Table, key
 
 MOST_WINDOWS = 100
 """Most windows. With more rows, neighbors are averaged; a window is then at most 1% of the run."""
@@ -55,25 +55,25 @@ HIDDEN = (
     (r"overlong|length_penalty|len_penalty|cosine_length|(?:^|_)length_reward|soft_punish|max_?len_reward",
      "a length penalty: the log has {}; the reward can rise because completions become shorter"),
 )  # fmt: skip
-"""Columns that show what the reward of training hides, as `frame.key` writes them, and the mark for each."""
+"""Columns that show what the reward of training hides, as `table.key` writes them, and the mark for each."""
 
 
-def marks(frame: Frame, metric: str, names: Sequence[str]) -> list[str]:
+def marks(table: Table, metric: str, names: Sequence[str]) -> list[str]:
     """Return what the reward of training hides, as far as columns of the log show it."""
     texts = []
     for words, text in HIDDEN:
         shown = [
             name
             for name in names
-            if re.search(words, key(name)) and name != metric and not key(name).endswith("_std") and varies(frame, name)
+            if re.search(words, key(name)) and name != metric and not key(name).endswith("_std") and varies(table, name)
         ]
         if shown:
             texts.append(text.format(", ".join(shown[:2])))
     return texts
 
 
-def varies(frame: Frame, name: str) -> bool:
+def varies(table: Table, name: str) -> bool:
     """Return whether a column has a value other than 0 and 1 alone (a filter that never acted)."""
-    value_N = frame.column(name)
+    value_N = table.column(name)
     value_N = value_N[np.isfinite(value_N)]
     return bool(len(value_N)) and not (bool(np.all(value_N == 0)) or bool(np.all(value_N == 1)))

@@ -33,7 +33,7 @@ from scalerl.scaling.forecast import Forecast, Reach, forecast
 from scalerl.scaling.health import Symptom, health
 from scalerl.scaling.law import Draws, sigmoid
 from scalerl.scaling.posterior import Prior
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 if TYPE_CHECKING:
     from scalerl.scaling.backtesting import Backtest, backtest

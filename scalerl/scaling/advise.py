@@ -20,8 +20,8 @@ from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.health import Symptom, decline
 from scalerl.scaling.law import Array
 from scalerl.scaling.price import Cost, cost_of
-from scalerl.scaling.readers import CurveError
 from scalerl.scaling.units import compute_text, factor_text, number_text
+from scalerl.tables.errors import CurveError
 
 MIN_GAIN = 0.02
 """Smallest gain that is worth twice the compute, as a share of the metric's range: the one default of every output."""

@@ -16,7 +16,7 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import as_json
 from scalerl.scaling.fit import MIN_POINTS, Band, Fit, fit
 from scalerl.scaling.law import Array
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 NINE_IN_TEN = 1.645
 """Half width of the central 90% interval of a normal distribution, in standard deviations."""

@@ -24,7 +24,7 @@ from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
 from scalerl.scaling.posterior import held_at
 from scalerl.scaling.price import NextGain, checked_price, next_gain, with_hours_of
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 MARGIN = 0.02
 """Share of the metric's range within which ceilings count as the same; the paper's margin from three seeds."""

@@ -6,20 +6,22 @@ Axes in names: N evaluation points.
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import Scale, plot
-from scalerl.scaling.readers import AXES, METRICS, CurveError, Table, read_table, table_of_rows
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
+from scalerl.tables.errors import CurveError
+from scalerl.tables.names import AXES, METRICS
+from scalerl.tables.table import MOST_WORDS, Table, table_of, table_of_columns
 
 TRAINING_REWARD = "training reward"
 """What the column `kind` of imported rows says, if the metric is the reward of training."""
@@ -213,9 +215,8 @@ class Curve:
         task: str | None = None,
         metric: str | None = None,
         bounds: tuple[float, float] | None = None,
-        growing: bool = False,
     ) -> Curve:
-        """Read the curve of a points.jsonl, a CSV file or a run directory.
+        """Read the curve of a file with named columns, or of a run directory.
 
         Args:
             path: File, or directory with a points.jsonl.
@@ -223,40 +224,41 @@ class Curve:
             task: Name of the task; required if the file has several.
             metric: Metric column; None: the first of `METRICS` that exists.
             bounds: Smallest and largest possible value of the metric; None: as the rows say, or 0 and 1.
-            growing: Whether the file is still written, so that a last line without its end is left out.
 
         Raises:
             CurveError: The file or its columns cannot be used; the message states what to do.
         """
-        table, notes = read_table(path, growing=growing)
-        curve = cls._of_table(table, str(path), axis, task, metric, bounds)
-        return replace(curve, notes=(*notes, *curve.notes), label=curve.label or Path(path).stem)
+        from scalerl.tables.forms import read_table  # who has the points already does not read files
+
+        curve = cls.of_table(read_table(path, points=True), str(path), axis, task, metric, bounds)
+        return replace(curve, label=curve.label or Path(path).stem)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **choices: Any) -> Curve:
         """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in `read`."""
-        return cls._of_table(table_of_rows(rows), "the rows", **choices)
+        return cls.of_table(table_of(rows), "the rows", **choices)
 
     @classmethod
-    def _of_table(
+    def of_table(
         cls, table: Table, source: str, axis: str | None = None, task: str | None = None, metric: str | None = None,
         bounds: tuple[float, float] | None = None,
     ) -> Curve:  # fmt: skip
+        """Return the curve of a table with named columns; `source` is its name for messages, the rest as in `read`."""
         table, label = one_task(table, task, source)
         axis_name = column(table, axis, AXES, "compute", source)
         metric_name = column(table, metric, METRICS, "metric", source)
-        compute_N, metric_N = (as_numbers(name, table[name]) for name in (axis_name, metric_name))
+        compute_N, metric_N = (numbers(table, name) for name in (axis_name, metric_name))
         stderr_N, answers_N = (
-            as_numbers(name, table[name]) if name in table else None for name in ("stderr", "answers")
+            numbers(table, name) if name in table.columns else None for name in ("stderr", "answers")
         )
-        limits = bounds or stored_bounds(table, source)
-        training = last_cell(table, "kind") == TRAINING_REWARD
+        training = last_label(table, "kind") == TRAINING_REWARD
         if training:  # its name in every figure, page and comparison
             label = f"{label} ({TRAINING_REWARD})".strip()
+        prompts = last_label(table, "prompts") or ""
         return cls(
-            compute_N, metric_N, limits, stderr_N, axis_name, label, measured=measured(table, label, axis_name),
-            hours_per_unit=hours_per_unit(table, compute_N), prompts=prompts_of(table), training=training,
-            answers=answers_N,
+            compute_N, metric_N, bounds or stored_bounds(table, source), stderr_N, axis_name,
+            label, table.notes, measured(table, label, axis_name),
+            hours_per_unit(table, compute_N), int(prompts) if prompts.isdecimal() else 0, training, answers_N,
         )  # fmt: skip
 
 
@@ -281,11 +283,11 @@ def as_curve(data: Any, metric: ArrayLike | None = None) -> Curve:
         return Curve.read(data)
     # pandas and polars: named columns that give lists
     if hasattr(data, "columns") and hasattr(data, "__getitem__"):
-        names = [str(name) for name in data.columns]
-        columns = [list(data[name]) for name in data.columns]
-        return Curve.from_rows(dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+        columns = {str(name): list(data[name]) for name in data.columns}
+        return Curve.of_table(table_of_columns(columns), "the data frame")
     if isinstance(data, Mapping):
-        return Curve._of_table({str(name): list(values) for name, values in data.items()}, "the columns")
+        columns = {str(name): list(values) for name, values in data.items()}
+        return Curve.of_table(table_of_columns(columns), "the columns")
     if isinstance(data, list | tuple) and data and all(isinstance(row, Mapping) for row in data):
         return Curve.from_rows(data)
     raise CurveError(
@@ -296,9 +298,7 @@ def as_curve(data: Any, metric: ArrayLike | None = None) -> Curve:
 
 def hours_per_unit(table: Table, compute_N: Array) -> float:
     """Return the device-hours per unit of compute at the last row that has both; NaN if no row has."""
-    if "device_hours" not in table:
-        return math.nan
-    hours_N = as_numbers("device_hours", table["device_hours"])
+    hours_N = table.column("device_hours")
     both_N = (hours_N > 0) & (compute_N > 0)
     last = np.flatnonzero(both_N)[np.argmax(compute_N[both_N])] if both_N.any() else None
     return math.nan if last is None else float(hours_N[last] / compute_N[last])
@@ -314,37 +314,25 @@ def errors_of_share(metric_N: Array, answers_N: Array, bounds: tuple[float, floa
     return np.asarray((high - low) * np.sqrt(share_N * (1.0 - share_N) / answers_N))
 
 
-def prompts_of(table: Table) -> int:
-    """Return the number of prompts of the last evaluation; 0 if it is unknown."""
-    last = table.get("prompts", [None])[-1]
-    try:
-        return max(0, int(float(last))) if last is not None else 0
-    except (TypeError, ValueError, OverflowError):
-        return 0
-
-
-def last_cell(table: Table, name: str) -> Any:
-    """Return the last cell of a column, or None."""
-    cells = table.get(name) or [None]
-    return cells[-1]
+def last_label(table: Table, name: str) -> str | None:
+    """Return the cell of the last row in a column as text, or None."""
+    return table.labels(name)[-1] if table.size else None
 
 
 def stored_bounds(table: Table, source: str) -> tuple[float, float]:
     """Return the bounds that the rows of an import have, or 0 and 1."""
-    cell = last_cell(table, "bounds")
-    if cell is None:
+    if (text := last_label(table, "bounds")) is None:
         return (0.0, 1.0)
-    if not (isinstance(cell, list) and len(cell) == 2 and all(type(bound) in (int, float) for bound in cell)):
-        raise CurveError(f"{source}: bounds must be two numbers, such as [0, 2]; got {cell!r:.60}")
-    return (cell[0], cell[1])
+    if (pair := re.fullmatch(r"\[([-+.e\d]+), ([-+.e\d]+)\]", text)) is None:
+        raise CurveError(f"{source}: bounds must be two numbers, such as [0, 2]; got {text!r:.60}")
+    return float(pair[1]), float(pair[2])
 
 
 def measured(table: Table, task: str, axis: str) -> str:
     """Return the held-out set and the rule of counted FLOPs, as far as the rows have them."""
     columns = {"prompts": "{} prompts", **({"flops_rule": "FLOPs by rule {}"} if axis == "flops" else {})}
-    last = {name: table[name][-1] for name in columns if name in table}
-    parts = [columns[name].format(value) for name, value in last.items() if value is not None]
-    return ", ".join([*([task] if task else []), *parts])
+    last = {text: last_label(table, name) for name, text in columns.items()}
+    return ", ".join([*([task] if task else []), *(text.format(cell) for text, cell in last.items() if cell)])
 
 
 def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:
@@ -361,43 +349,43 @@ def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:
 def column(table: Table, choice: str | None, default_names: tuple[str, ...], what: str, source: str) -> str:
     """Return the column to use: the user's choice, or the first default that exists and is not empty."""
     if choice is not None:
-        if choice not in table:
-            raise CurveError(f"{source} has no {what} column {choice!r}; it has {', '.join(table) or 'none'}")
+        if choice not in table.columns:
+            raise CurveError(f"{source} has no {what} column {choice!r}; it has {', '.join(table.columns) or 'none'}")
         return choice
     for name in default_names:
-        if any(value is not None for value in table.get(name, ())):
+        if name in table.columns:
             return name
     raise CurveError(
-        f"{source} has no {what} column: looked for {', '.join(default_names)}, found {', '.join(table) or 'none'}; "
-        "name one"
+        f"{source} has no {what} column: looked for {', '.join(default_names)}, found "
+        f"{', '.join(table.columns) or 'none'}; name one"
     )
+
+
+def numbers(table: Table, name: str) -> Array:
+    """Return a column of numbers, shape (N,); NaN where a row has none."""
+    if name in table.words:
+        raise CurveError(f"{name} must be numbers; got {table.words[name].words[0]!r:.60}")
+    return as_numbers(name, table.column(name))
 
 
 def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
     """Return the rows of one task and its name; several tasks without a choice are an error."""
-    tasks = table.get("task")
-    if tasks is None:
+    label_N = table.labels("task")
+    if "task" in table.words and not table.words["task"].words:
+        raise CurveError(f"{source} has more than {MOST_WORDS} tasks; give the rows of one")
+    names = sorted({name for name in label_N if name is not None})
+    if not names:
         if task is not None:
             raise CurveError(f"task {task!r} was given, but {source} has no task column")
         return table, ""
-    names = sorted({str(name) for name in tasks if name is not None})
     if task is None and len(names) > 1:
         raise CurveError(f"{source} mixes tasks {', '.join(names)}; choose one with task=")
     if task is not None and task not in names:
         raise CurveError(f"{source} has no task {task!r}; it has {', '.join(names)}")
-    selected = task if task is not None else (names[0] if names else "")
+    selected = task if task is not None else names[0]
     both = (selected,) if task is not None else (None, selected)
-    keep_N = np.fromiter(((None if name is None else str(name)) in both for name in tasks), bool, len(tasks))
-    if keep_N.all():
-        return table, selected
-    return {name: selected_cells(values, keep_N) for name, values in table.items()}, selected
-
-
-def selected_cells(cells: Sequence[Any], keep_N: NDArray[np.bool_]) -> Sequence[Any]:
-    """Return some cells of a column; those of a packed one are packed."""
-    if isinstance(cells, array):
-        return array(cells.typecode, np.asarray(cells)[keep_N].tobytes())
-    return [cell for cell, keep in zip(cells, keep_N, strict=True) if keep]
+    keep_N = np.array([label in both for label in label_N], dtype=bool)
+    return (table if keep_N.all() else table.select(keep_N)), selected
 
 
 def as_numbers(name: str, values: ArrayLike) -> Array:

@@ -23,7 +23,7 @@ from scalerl.scaling.fit import MIN_POINTS, Fit, fit
 from scalerl.scaling.law import Array, Draws, joined, plain_draws
 from scalerl.scaling.noise import OTHER_NOISE, binomial, evaluations
 from scalerl.scaling.price import Cost, checked_price, cost_of, with_hours_of
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 WORLDS = 40
 """Runs that are simulated for each design."""

@@ -23,8 +23,8 @@ from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import averaged_in, local_noise
 from scalerl.scaling.notebook import InNotebooks, Scale, plot
 from scalerl.scaling.posterior import Posterior, Prior, least_midpoint, posterior
-from scalerl.scaling.readers import CurveError
 from scalerl.scaling.units import range_text
+from scalerl.tables.errors import CurveError
 
 MIN_POINTS = 5
 """Smallest number of points: one more than the parameters of the law."""

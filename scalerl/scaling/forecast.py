@@ -19,8 +19,8 @@ from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, short
 from scalerl.scaling.fit import CEILING, Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
-from scalerl.scaling.readers import CurveError
 from scalerl.scaling.units import compute_text
+from scalerl.tables.errors import CurveError
 
 
 @dataclass(frozen=True)

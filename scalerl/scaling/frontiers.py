@@ -24,9 +24,9 @@ from scalerl.scaling.forecast import Reach, reach
 from scalerl.scaling.law import Array
 from scalerl.scaling.pool import Check, Law, levels, pool, pooled
 from scalerl.scaling.price import Cost, NextGain, checked_price, cost_of, with_hours_of
-from scalerl.scaling.readers import CurveError
 from scalerl.scaling.settings import Setting, candidates, check_added, distinct, setting_text
 from scalerl.scaling.units import compute_text
+from scalerl.tables.errors import CurveError
 
 DECIDED_ABOVE = 0.8
 """Least probability that the best setting is within MARGIN of the true best; below, the answer is "cannot say yet"."""

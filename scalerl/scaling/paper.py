@@ -19,7 +19,7 @@ from scalerl.scaling.curve import LARGEST, Curve, as_numbers
 from scalerl.scaling.estimate import as_json, short
 from scalerl.scaling.fit import CEILING, PARAMETERS, checked_r0, usable_points
 from scalerl.scaling.law import Array, climb, log_compute, sigmoid
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 SCAN_STEP = 0.1
 """Step of the scan in ln B."""

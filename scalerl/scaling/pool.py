@@ -29,8 +29,8 @@ from scalerl.scaling.fit import Fit
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, climb
 from scalerl.scaling.posterior import Prior
-from scalerl.scaling.readers import CurveError
 from scalerl.scaling.settings import Design, Setting, check_settings, distinct
+from scalerl.tables.errors import CurveError
 
 CENTER_SD = np.array([2.0, 3.0, 0.5, 0.5])
 """Prior standard deviation of each parameter at the center of the settings; wider than published runs differ."""

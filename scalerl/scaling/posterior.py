@@ -22,7 +22,7 @@ from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, Draws, climb, fast_climb, joined, log_compute, plain_draws, scaled
 from scalerl.scaling.level import log_scale, steady_level
 from scalerl.scaling.noise import least_noise, relative_noise
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 DEPARTURE_PHI = slice(0, None, 2)
 """Values of phi for departures, and for the comparison of the law with them."""

@@ -15,8 +15,8 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, Estimate
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.forecast import gain_at
-from scalerl.scaling.readers import CurveError
 from scalerl.scaling.units import compute_text, factor_text, money_text
+from scalerl.tables.errors import CurveError
 
 POINT = 0.01
 """A point of the metric, as a share of its range: a percentage point of a pass rate."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from scalerl.core.errors import nearest
 from scalerl.scaling.law import Array
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 Setting = Mapping[str, float | str]
 """Values of the settings of a run by name; text is a category."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from scalerl.scaling.fit import CEILING, MIN_POINTS, Fit, fit
 from scalerl.scaling.health import decline, fallen_by
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 FORMS = "'gain at 2x below 0.02', 'gain at 2x below 0.02 with probability 0.9', 'ceiling identified', 'falling'"
 """The conditions in the form in which a user writes them."""

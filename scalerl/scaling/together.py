@@ -30,8 +30,8 @@ from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.pool import CENTER_SD, EDGE, logit
 from scalerl.scaling.posterior import Posterior, Prior, posterior
-from scalerl.scaling.readers import CurveError
 from scalerl.scaling.units import range_text
+from scalerl.tables.errors import CurveError
 
 MANY_DRAWS = 8000
 """Draws of each single fit: a run that says little alone keeps only the few that agree with the others."""

@@ -31,7 +31,7 @@ from scalerl.scaling.estimate import Estimate, as_json
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.frontiers import ranked
 from scalerl.scaling.law import Array
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import CurveError
 
 LEAST = 0.05
 """An arm continues while its probability of being the best is at least this share of the likeliest arm's.

@@ -14,12 +14,11 @@ from typing import Any
 from scalerl.core.errors import ConfigError, UserError
 from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
-from scalerl.importers.errors import Away, TooEarly
 from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
-from scalerl.importers.trackers import wandb_path
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.fit import MIN_POINTS
-from scalerl.scaling.readers import is_points
+from scalerl.tables.errors import Away, TooEarly
+from scalerl.tables.trackers import wandb_path
 from scalerl.view.outlook import LogChoices, Outlook, Source, choices_made, names_of, read_sources, source_outlook
 from scalerl.view.run import id_of
 
@@ -88,9 +87,14 @@ class FollowedLog:
         self._restarts = 0
         self._looked = -float("inf")
 
+    @property
+    def rest_s(self) -> float:
+        """Seconds from one look to the next: the interval, and longer for a log that takes long to read."""
+        return max(self.every_s, self._log.rest_s if self._log is not None else 0.0)
+
     def due(self) -> bool:
         """Return whether the interval since the last look is over."""
-        return self.state != ENDED and time.monotonic() - self._looked >= self.every_s
+        return self.state != ENDED and time.monotonic() - self._looked >= self.rest_s
 
     def look(self) -> list[Change]:
         """Look for new rows; return what has changed, in its order.
@@ -169,46 +173,46 @@ class FollowedLog:
     def _read(self) -> Source | None:
         """Return the curve; None if nothing has changed since the last look."""
         reading = self.reading
-        ours = self.source.log is None if self.source else self._is_ours()
-        source = self._read_points() if ours else self._read_log()
+        source = self._read_run() if self.is_run() else self._read_log()
         if source is None or reading.answers is None:
             return source
         return replace(source, curve=source.curve.with_answers(reading.answers))
 
-    def _read_log(self) -> Source | None:
-        reading = self.reading
-        if self._log is None:
-            self._log = GrowingLog(self.path, task=reading.task, bounds=reading.bounds, **(reading.choices or {}))
-        imported = self._log.look()
-        if imported is None:
-            return None
-        with too_early_below(len(imported.rows)):
-            curve = Curve.from_rows(imported.rows, axis=reading.axis)
-        return Source(self.path, self.name, replace(curve, label=curve.label or self.path.stem), None, imported)
+    def is_run(self) -> bool:
+        """Return whether the path is the directory of a run of this package."""
+        if self.source is not None:
+            return self.source.info is not None
+        return wandb_path(str(self.path)) is None and is_run(self.path)
 
-    def _read_points(self) -> Source | None:
+    def _read_run(self) -> Source | None:
         reading, stamp = self.reading, stamp_of(self.path)
         if stamp == self._stamp:
             return None
-        file = self.path / POINTS if self.path.is_dir() else self.path
-        with too_early_below(lines_in(file)):
-            if is_run(self.path):
-                (source,) = read_sources([self.path], reading.axis, reading.task, reading.bounds)
-            else:
-                curve = Curve.read(file, axis=reading.axis, task=reading.task, bounds=reading.bounds, growing=True)
-                source = Source(self.path, self.name, curve, None)
+        with too_early_below(lines_in(self.path / POINTS)):
+            (source,) = read_sources([self.path], reading.axis, reading.task, reading.bounds)
         self._stamp = stamp
         return source
 
-    def _is_ours(self) -> bool:
-        """Return whether the path is a run directory of this package, or a file of points."""
-        if wandb_path(str(self.path)) is not None or not self.path.exists():
-            return False
-        return is_run(self.path) or (not choices_made(self.reading.choices or {}) and is_points(self.path))
+    def _read_log(self) -> Source | None:
+        reading, choices = self.reading, self.reading.choices or {}
+        if self._log is None:
+            self._log = GrowingLog(self.path, points=not choices_made(choices))
+        table = self._log.look()
+        if table is None:
+            return None
+        log = None
+        if not (table.points and self._log.points):
+            log = self._log.imported({"task": reading.task, "bounds": reading.bounds, **choices})
+        with too_early_below(table.size if log is None else len(log.rows)):
+            if log is None:
+                curve = Curve.of_table(table, str(self.path), reading.axis, reading.task, bounds=reading.bounds)
+            else:
+                curve = Curve.from_rows(log.rows, axis=reading.axis)
+        return Source(self.path, self.name, replace(curve, label=curve.label or self.path.stem), None, log)
 
     def _ended(self) -> str:
         """Return how the run ended; "" while it trains, or if the log does not say so."""
-        if self.source is not None and self.source.info is not None:
+        if self.is_run():
             status = read_status(self.path)
             return status.state if status is not None and status.state != "running" else ""
         return self._log.ended if self._log is not None else ""

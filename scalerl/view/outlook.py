@@ -16,12 +16,12 @@ import numpy as np
 
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
-from scalerl.core.run_files import CHECKPOINTS, RunInfo, is_run, read_run
+from scalerl.core.run_files import CHECKPOINTS, POINTS, RunInfo, is_run, read_run
 from scalerl.scaling import Advice, Curve, CurveError, Estimate, Fit, Forecast, advise, fit, forecast
 from scalerl.scaling.advise import MIN_GAIN
 from scalerl.scaling.baselines import LEAST_POINTS, trend
 from scalerl.scaling.cases import share_that_gained
-from scalerl.scaling.readers import is_points
+from scalerl.tables.forms import read_table
 from scalerl.types import EvalPoint
 
 if TYPE_CHECKING:
@@ -341,22 +341,23 @@ def source_outlook(source: Source, fit_result: Fit | None = None, **options: Any
 def _read(
     path: Path, name: str, axis: str | None, task: str | None, bounds: tuple[float, float] | None, choices: LogChoices
 ) -> Source:
-    info = read_run(path) if is_run(path) else None
+    info, log = read_run(path) if is_run(path) else None, None
     if info is not None:
         axis = axis or info.axis
         if task is None and len(info.tasks) == 1:
             (task,) = info.tasks  # the others are evaluation suites
-    elif choices_made(choices) or not is_points(path):
-        from scalerl.importers import read  # a fit of points does not load the readers of logs
+    guessed = choices_made(choices)
+    table = read_table(path / POINTS if info is not None else path, points=not guessed)
+    if guessed or not table.points:
+        from scalerl.importers.points import of_tables  # a fit of points does not load what guesses
 
-        log = read(path, task=task, bounds=bounds, **choices)
+        log = of_tables([table], task=task, bounds=bounds, paths=[path], **choices)
         curve = Curve.from_rows(log.rows, axis=axis)
-        return Source(path, name, replace(curve, label=curve.label or path.stem), None, log)
-    curve = Curve.read(path, axis=axis, task=task, bounds=bounds)
-    suites = (
-        [replace(Curve.read(path, axis=curve.axis, task=suite), label=suite) for suite in info.suites] if info else []
-    )
-    return Source(path, name, curve, info, suites=tuple(suites))
+    else:
+        curve = Curve.of_table(table, str(path), axis, task, bounds=bounds)
+    suites = [replace(Curve.of_table(table, str(path), curve.axis, suite), label=suite) for suite in info.suites] \
+        if info else []  # fmt: skip
+    return Source(path, name, replace(curve, label=curve.label or path.stem), info, log, tuple(suites))
 
 
 def choices_made(choices: LogChoices) -> bool:

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalerl.importers import read, trackers
-from scalerl.importers.errors import Away, TooEarly
-from scalerl.importers.trackers import Patience
-from scalerl.scaling import CurveError
+from scalerl.importers import read
+from scalerl.tables import trackers
+from scalerl.tables.errors import Away, CurveError, TooEarly
+from scalerl.tables.trackers import Patience
 
 ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) select "
 MLFLOW = "'r' as run_uuid, 'k' as key, i as value, i as step, i as timestamp from n"

@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalerl.importers.consoles import Console
-from scalerl.importers.formats import Log
-from scalerl.importers.frame import frame_of
 from scalerl.importers.join import continued_rows, row_steps, spent_by_counter, spent_by_step
-from scalerl.importers.points import of_logs
+from scalerl.importers.points import of_tables
+from scalerl.tables.consoles import Console
+from scalerl.tables.table import table_of
 
 
 def curve(rows):
     """Return the points of rows in verl's format, without a file."""
-    log = Log(frame_of(rows), "rows", "the log")
-    return of_logs([log], devices=8, metric="val-core/a/acc/mean@4").rows
+    return of_tables([table_of(rows, name="the log")], devices=8, metric="val-core/a/acc/mean@4").rows
 
 
 def log(seconds):
@@ -99,7 +97,7 @@ def test_a_row_also_counts_for_the_skipped_steps_before_it():
 def test_a_step_is_inferred_from_the_column_that_has_it():
     rows = [{"training_step": s, "episode": 64.0 * s} for s in (1.0, 2.0, 3.0)]
     rows += [{"episode": 128.0}, {"episode": 0.0}, {"loss": 1.0}]
-    steps = row_steps(frame_of(rows), [["training_step"], ["episode"]])
+    steps = row_steps(table_of(rows), [["training_step"], ["episode"]])
     assert steps[:5].tolist() == [1, 2, 3, 2, 0] and np.isnan(steps[5])
 
 
@@ -109,8 +107,8 @@ NAMES = st.from_regex(r"[a-z][a-z_@/0-9]{0,12}", fullmatch=True).filter(lambda n
 @given(step=st.integers(0, 10**6), row=st.dictionaries(NAMES, st.floats(-1e300, 1e300), max_size=6))
 def test_a_console_line_is_read_as_it_was_logged(step, row):
     text = f"(TaskRunner pid=1) {builders.console_line(step, row, builders.numpy_repr)}\n"
-    frame = Console().read([text])
-    assert {name: cells[1].tolist() for name, cells in frame.cells.items()} == (
+    table = Console().read([text])
+    assert {name: cells[1].tolist() for name, cells in table.cells.items()} == (
         {name: [value] for name, value in {"step": step, **row}.items()} if row else {}
     )
 

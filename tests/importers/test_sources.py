@@ -10,8 +10,8 @@ import pytest
 
 from scalerl.importers import read
 from scalerl.importers.dialects import verl_devices
-from scalerl.importers.frame import frame_of
 from scalerl.scaling import Curve, CurveError
+from scalerl.tables.table import table_of
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -89,7 +89,7 @@ def test_verl_gpus_are_computed_from_the_throughput_and_can_be_overridden(tmp_pa
     assert read(path, devices=16).rows[-1]["device_hours"] == pytest.approx(8.0)
     # a published line of a run on 8 devices
     published = {"total_num_tokens": 5322462.0, "time_per_step": 1268.4882453735918, "throughput": 524.4886993840887}
-    assert verl_devices(frame_of([{f"perf/{name}": value for name, value in published.items()}])) == 8
+    assert verl_devices(table_of([{f"perf/{name}": value for name, value in published.items()}])) == 8
 
 
 def test_verl_validation_before_training_has_no_compute(tmp_path):

@@ -30,7 +30,7 @@ def with_row(row, at=5):
 FITS = [
     fit("an empty file", b"", "empty"),
     fit("UTF-16", POINTS.encode("utf-16"), "", allowed=(0,)),
-    fit("Latin-1", POINTS.encode() + b'{"task": "\xe9"}\n', "not text"),
+    fit("Latin-1", POINTS.encode() + b'{"task": "\xe9"}\n', "1 row", allowed=(0,)),
     fit("nested deeply", with_row(DEEP), "line 6"),
     fit("an integer of 400 digits", with_row(f'{{"flops": {"9" * 400}, "pass_rate": 0.3}}'), "line 6"),
     fit("a compute of 1e308", with_row('{"flops": 1e308, "pass_rate": 0.3}'), "flops"),

@@ -82,8 +82,8 @@ def test_a_killed_generator_names_memory_and_options_with_which_the_run_continue
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 1 and "Traceback" not in text
     found = re.search(
-        r"killed by signal 9.* because memory ran out: (?:it had taken [\d.]+ GB, and )?the limit is [\d.]+ GB \(.*\). To "
-        r"need less memory, resume with fewer sequences, --rollouts.slots (\d+) \(now (\d+)\)", text,
+        r"killed by signal 9.* because memory ran out: (?:it had taken [\d.]+ GB, and )?the limit is [\d.]+ GB \(.*\). "
+        r"To need less memory, resume with fewer sequences, --rollouts.slots (\d+) \(now (\d+)\)", text,
     )  # fmt: skip
     fewer, slots = map(int, found.groups())
     assert slots == read_config(path / "config.toml", []).rollouts.slots and 1 <= fewer <= slots // 2

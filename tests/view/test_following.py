@@ -10,9 +10,9 @@ from watched import add_points, write_run
 
 from scalerl.core.status import Heartbeat
 from scalerl.importers import growing
-from scalerl.importers.consoles import Console
-from scalerl.importers.errors import Away
 from scalerl.scaling import CurveError
+from scalerl.tables.consoles import Console
+from scalerl.tables.errors import Away
 from scalerl.view.following import FollowedLog, Reading
 
 EIGHT = Reading(choices={"devices": 8.0})
@@ -58,10 +58,8 @@ def values(log):
     return log.source.log.values
 
 
-@pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize(("make", "header"), [(lines, ""), (csv, HEADER), (console, "")])
-def test_only_complete_rows_count_and_every_row_counts_once(tmp_path, monkeypatch, make, header, long):
-    monkeypatch.setattr(growing, "LONG", 1 if long else 1 << 20)
+def test_only_complete_rows_count_and_every_row_counts_once(tmp_path, make, header):
     path = tmp_path / ("run.csv" if header else "run.log")
     append(path, header + make(1, 40))
     log = FollowedLog(path, EIGHT)
@@ -96,16 +94,16 @@ def test_a_line_without_its_end_is_neither_an_error_nor_a_point(tmp_path, last):
 def test_lines_that_are_parsed_together_give_the_rows_of_lines_that_are_parsed_alone(tmp_path, monkeypatch, odd):
     text = lines(1, 300) + odd + lines(301, 1500)
     together = Console()
-    frame = together.read(text.splitlines(keepends=True))
+    table = together.read(text.splitlines(keepends=True))
     alone = Console()
     monkeypatch.setattr(alone, "_objects", lambda chunk: False)
     expected = alone.read(text.splitlines(keepends=True))
     assert (together.objects, together.bad, together.kinds, together.lines) == (
         alone.objects, alone.bad, alone.kinds, alone.lines,
     )  # fmt: skip
-    assert frame.size == expected.size and frame.names == expected.names
-    for name in frame.names:
-        assert all((one == other).all() for one, other in zip(frame.cells[name], expected.cells[name], strict=True))
+    assert table.size == expected.size and table.names == expected.names
+    for name in table.names:
+        assert all((one == other).all() for one, other in zip(table.cells[name], expected.cells[name], strict=True))
 
 
 def test_a_number_cut_at_the_end_of_a_table_of_points_is_no_point(tmp_path):
@@ -118,26 +116,16 @@ def test_a_number_cut_at_the_end_of_a_table_of_points_is_no_point(tmp_path):
     assert kinds(log) == ["forecast"] and log.source.curve.metric[-1] == 0.6543
 
 
-def test_a_long_log_is_not_read_from_its_start_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(growing, "LONG", 1000)
+def test_a_log_that_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
     path = tmp_path / "run.jsonl"
     append(path, lines(1, 100))
-    log = FollowedLog(path, EIGHT)
+    log = FollowedLog(path, EIGHT, every_s=0.5)
+    monkeypatch.setattr(growing, "REST", 1e9)
     log.look()
-    starts = []
-    real = growing.lines_of
-    monkeypatch.setattr(growing, "lines_of", lambda *a: starts.append(a[3]) or real(*a))
-    monkeypatch.setattr(growing, "read_file", None)
-    before = path.stat().st_size
-    append(path, lines(101, 102))
-    log.look()
-    log.look()
-    assert starts == [before] and values(log) == 102
+    assert log.rest_s > 1e4 and not log.due()
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_a_rotated_log_continues_its_curve_and_a_new_run_replaces_it(tmp_path, monkeypatch, long):
-    monkeypatch.setattr(growing, "LONG", 1 if long else 1 << 20)
+def test_a_rotated_log_continues_its_curve_and_a_new_run_replaces_it(tmp_path):
     path = tmp_path / "run.jsonl"
     append(path, lines(1, 40))
     log = FollowedLog(path, EIGHT)

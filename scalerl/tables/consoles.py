@@ -16,11 +16,16 @@ import ast
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
-from scalerl.importers.frame import LONGEST_WORD, Builder, Frame, frame_of, joined, number_of
-from scalerl.importers.names import EVALUATION_WORD, is_score
+from scalerl.tables.errors import TooEarly
+from scalerl.tables.lines import Ended, left_out
+from scalerl.tables.names import EVALUATION_WORD, is_score
+from scalerl.tables.numbers import number_of
+from scalerl.tables.table import LONGEST_WORD, Builder, Table
 
 BAR, BAR_TOTAL, LINE_TIME = "@bar", "@bar_total", "@line_time"
 """Columns that this reader adds: the step of the progress bar before a dictionary, its end, the time of the line."""
@@ -67,6 +72,27 @@ LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'\s*:\s*(?:'((?:[^'\\]|\\.)*)'|((?:(?:n
 """A key and a number, a text or a call of a flat dictionary, as Python prints it."""
 
 
+def read_lines(path: Path, lines: Iterable[str]) -> Table:
+    """Read JSON lines, a console, or prints.
+
+    Raises:
+        CurveError: Too many of the objects cannot be read.
+        TooEarly: No line has numbers.
+    """
+    console, ended = Console(), Ended(lines)
+    table = console.read(ended)
+    last = None if ended.whole else console.lines
+    notes = left_out(path, "JSON objects", console.bad, console.objects, last)
+    if console.cut and not notes:
+        notes = (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
+    if not table.names:
+        raise TooEarly(
+            f"{path} has no numbers in a known form: no JSON, no CSV, and no line with the metrics of a step, "
+            "such as 'Step 5: reward=0.4'; give the trainer's own log"
+        )
+    return replace(table, name=path.name, notes=notes, grows=True)
+
+
 class Console:
     """Collects rows from lines in their order."""
 
@@ -90,17 +116,15 @@ class Console:
         self._section = ""
         self._epoch, self._offset, self._last_step, self._from_zero = 0, 0, 0, False
 
-    def read(self, lines: Iterable[str]) -> Frame:
-        """Return the rows of all lines so far; more may follow."""
+    def read(self, lines: Iterable[str]) -> Table:
+        """Return the rows of all lines."""
         lines = iter(lines)
         while chunk := list(islice(lines, AT_ONCE)):
             if not self._objects(chunk):
                 for line in chunk:
-                    self.line(line)
-        frame, row = self.builder.frame(), self._block_row()
-        if not row:
-            return frame
-        return joined([frame, frame_of([row])]) if frame.size else frame_of([row])
+                    self._line(line)
+        self._close_block()
+        return self.builder.table(form=max(self.kinds, key=lambda kind: self.kinds[kind], default=BLOCK))
 
     def _objects(self, chunk: list[str]) -> bool:
         """Read lines that are JSON objects, all at once, which takes half of the time; return whether they are."""
@@ -119,7 +143,7 @@ class Console:
             self.builder.add(row)
         return True
 
-    def line(self, line: str) -> None:
+    def _line(self, line: str) -> None:
         """Read one line; a carriage return separates the states of a progress bar."""
         self.lines += 1
         self.cut = not line.endswith(("\n", "\r"))  # the last value may be incomplete

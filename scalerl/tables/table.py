@@ -1,4 +1,4 @@
-"""The rows of a log by column, numbers and words apart, and the conversion of text to numbers.
+"""The rows of a log by column, numbers and words apart: whatever is read becomes a `Table`.
 
 A log may have a million rows, of which a curve needs three columns, so cells are stored by column and without gaps.
 
@@ -7,25 +7,30 @@ Axes in names: N rows, K cells of one column.
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scalerl.tables.numbers import EMPTY, number_of
+
 Array = NDArray[np.float64]
 
 MOST_WORDS = 2_000
-"""Most distinct words of a column; one with more holds texts, such as completions, and is left out."""
+"""Most distinct words of a column; one with more holds texts, such as completions, and is left empty."""
 
 LONGEST_WORD = 120
 """Characters of the longest cell that is read; longer ones are completions or prompts."""
+
+HUGE = 1e300
+"""Number beyond which a cell of a log is no measurement."""
 
 DEEPEST = 12
 """Depth of nesting down to which objects in a row become columns."""
@@ -45,19 +50,37 @@ class Words:
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class Table:
     """A log: N rows in their order, by column.
 
     Example:
-        Frame(size=2, cells={"step": (array([0, 1]), array([1., 2.])), "reward": (array([1]), array([0.5]))}, words={})
+        Table(size=2, cells={"step": (array([0, 1]), array([1., 2.])), "reward": (array([1]), array([0.5]))},
+              form="CSV", name="run.csv")
     """
 
     size: int
     """Number of rows."""
     cells: dict[str, tuple[NDArray[np.intp], Array]]
-    """Column -> rows that have a cell, ascending, shape (K,), and its numbers, shape (K,), NaN included."""
+    """Column -> rows that have a number, ascending, shape (K,), and the numbers, shape (K,), NaN included."""
     words: dict[str, Words] = field(default_factory=dict)
     """Columns of words, such as the name of a run."""
+    form: str = ""
+    """What the source is: "JSON lines", "CSV", "notebook", "TensorBoard"."""
+    name: str = ""
+    """Name of the file or run, for messages."""
+    notes: tuple[str, ...] = ()
+    """What was left out."""
+    ended: str = ""
+    """How the run ended, if the source says so: "finished", "failed", ..."""
+    points: bool = False
+    """Whether the columns are those of a curve, so that nothing has to be guessed."""
+    grows: bool = False
+    """Whether rows are added at the end of the source."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns with a cell."""
+        return [*self.cells, *(name for name in self.words if name not in self.cells)]
 
     @cached_property
     def names(self) -> list[str]:
@@ -105,16 +128,16 @@ class Frame:
     def labels(self, name: str) -> NDArray[np.object_]:
         """Return the words of a column, or its numbers as text, shape (N,); None where a row has no cell."""
         label_N = np.full(self.size, None, dtype=object)
+        if name in self.cells:
+            index_K, value_K = self.cells[name]
+            label_N[index_K] = [f"{value:.0f}" if value.is_integer() else f"{value:g}" for value in value_K.tolist()]
         if name in self.words:
             column = self.words[name]
             label_N[column.index] = np.array(column.words, dtype=object)[column.codes]
-        elif name in self.cells:
-            index_K, value_K = self.cells[name]
-            label_N[index_K] = [f"{value:g}" for value in value_K]
         return label_N
 
-    def select(self, keep_N: NDArray[np.bool_]) -> Frame:
-        """Return the frame of some rows."""
+    def select(self, keep_N: NDArray[np.bool_]) -> Table:
+        """Return the table of some rows."""
         place_N = np.cumsum(keep_N) - 1
         cells = {}
         for name, (index_K, value_K) in self.cells.items():
@@ -126,12 +149,27 @@ class Frame:
             keep_K = keep_N[column.index]
             if keep_K.any():
                 words[name] = Words(place_N[column.index[keep_K]], column.codes[keep_K], column.words)
-        return Frame(int(keep_N.sum()), cells, words)
+        return replace(self, size=int(keep_N.sum()), cells=cells, words=words)
 
-    def without(self, names: Iterable[str]) -> Frame:
-        """Return the frame without some columns."""
+    def bounded(self) -> Table:
+        """Return the table with NaN for numbers whose sums would overflow."""
+        cells = {
+            name: (index_K, np.where(np.abs(value_K) > HUGE, np.nan, value_K))
+            for name, (index_K, value_K) in self.cells.items()
+        }
+        return replace(self, cells=cells)
+
+    def without(self, names: Iterable[str]) -> Table:
+        """Return the table without some columns."""
         removed = set(names)
-        return Frame(self.size, {name: cell for name, cell in self.cells.items() if name not in removed}, self.words)
+        return replace(self, cells={name: cell for name, cell in self.cells.items() if name not in removed})
+
+    def labeled(self, column: str, label_N: NDArray[np.object_]) -> Table:
+        """Return the table with another column of words; None where a row has no cell."""
+        index_K = np.flatnonzero([label is not None for label in label_N])
+        code = {word: number for number, word in enumerate(dict.fromkeys(map(str, label_N[index_K])))}
+        codes = np.array([code[str(word)] for word in label_N[index_K]], dtype=np.intp)
+        return replace(self, words={**self.words, column: Words(index_K, codes, tuple(code))})
 
 
 WRAPPERS = ("train", "training", "metrics", "metric", "log", "logs", "data", "main", "global", "trainer", "stats")
@@ -145,17 +183,17 @@ def key(name: str) -> str:
     return f"_{plain}" if name.startswith("_") else plain  # _step of wandb is no step of the trainer
 
 
-def joined(frames: Sequence[Frame]) -> Frame:
-    """Return the rows of several frames, one after the other."""
-    if len(frames) == 1:
-        return frames[0]
-    starts = np.cumsum([0, *(frame.size for frame in frames)])
+def joined(tables: Sequence[Table]) -> Table:
+    """Return the rows of several tables, one after the other."""
+    if len(tables) == 1:
+        return tables[0]
+    starts = np.cumsum([0, *(table.size for table in tables)])
     cells: dict[str, list[tuple[NDArray[np.intp], Array]]] = {}
     words: dict[str, list[tuple[NDArray[np.intp], Words]]] = {}
-    for start, frame in zip(starts, frames, strict=False):
-        for name, (index_K, value_K) in frame.cells.items():
+    for start, table in zip(starts, tables, strict=False):
+        for name, (index_K, value_K) in table.cells.items():
             cells.setdefault(name, []).append((index_K + start, value_K))
-        for name, column in frame.words.items():
+        for name, column in table.words.items():
             words.setdefault(name, []).append((column.index + start, column))
     merged = {
         name: (np.concatenate([i for i, _ in parts]), np.concatenate([v for _, v in parts]))
@@ -166,7 +204,9 @@ def joined(frames: Sequence[Frame]) -> Frame:
         code = {word: n for n, word in enumerate(dict.fromkeys(w for _, column in parts for w in column.words))}
         codes = [np.array([code[w] for w in column.words], dtype=np.intp)[column.codes] for _, column in parts]
         texts[name] = Words(np.concatenate([i for i, _ in parts]), np.concatenate(codes), tuple(code))
-    return Frame(int(starts[-1]), merged, texts)
+    form, name = (", ".join(dict.fromkeys(words)) for words in zip(*((t.form, t.name) for t in tables), strict=True))
+    notes = tuple(note for table in tables for note in table.notes)
+    return Table(int(starts[-1]), merged, texts, form, name, notes, tables[-1].ended)
 
 
 FLUSHED = 4_096
@@ -178,7 +218,7 @@ TEXT = {str}
 
 
 class Builder:
-    """Collects rows into a frame. Rows with the same columns are converted together, which is ten times as fast."""
+    """Collects rows into a table. Rows with the same columns are converted together, which is ten times as fast."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -241,6 +281,11 @@ class Builder:
             prefix = "" if name == "data" else f"{name.removesuffix('/data')}/"
             for inner, cell in value.items():
                 self._cell(f"{prefix}{inner}", cell, place, depth + 1)
+        elif kind is list and name == "bounds":  # of the metric, in rows that this package wrote
+            self.add_text(name, json.dumps(value), place)
+        elif kind is not bool and hasattr(kind, "__float__"):  # numpy, Decimal
+            with suppress(TypeError, ValueError, OverflowError):  # pandas' missing values
+                self._cell(name, float(value), place, depth)
 
     def add_text(self, name: str, text: str, place: int) -> None:
         """Add a cell of text to a row: its number, or a word."""
@@ -269,8 +314,8 @@ class Builder:
             values.frombytes(np.ascontiguousarray(value_K, dtype=np.float64).tobytes())
         self.size += rows
 
-    def frame(self) -> Frame:
-        """Return the rows so far."""
+    def table(self, **about: Any) -> Table:
+        """Return the rows so far; `about` are fields of the table, such as its name."""
         for layout in self._layouts:
             self._flush(layout)
         cells = {}
@@ -280,94 +325,31 @@ class Builder:
             if (np.diff(index_K) < 0).any():  # rows of several layouts
                 order = np.argsort(index_K, kind="stable")
                 index_K, value_K = index_K[order], value_K[order]
-            value_K[np.abs(value_K) > 1e300] = np.nan
             cells[name] = (index_K, value_K)
         words = {}
         for name, column in self._words.items():
-            if column is not None and len(column[0]):
+            if column is None:
+                words[name] = Words(np.zeros(0, np.intp), np.zeros(0, np.intp), ())
+            elif len(column[0]):
                 places, codes, vocabulary = column
                 index_K = np.array(places, dtype=np.intp)
                 order = np.argsort(index_K, kind="stable")
                 words[name] = Words(index_K[order], np.array(codes, dtype=np.intp)[order], tuple(vocabulary))
-        return Frame(self.size, cells, words)
+        return Table(self.size, cells, words, **about)
 
     def _first(self, name: str) -> int:
         index = self._numbers[name][0]
         return int(np.frombuffer(index, dtype=np.int64).min()) if index else 0
 
 
-def frame_of(rows: Iterable[Mapping[str, Any]]) -> Frame:
-    """Return the frame of rows (dicts)."""
+def table_of(rows: Iterable[Mapping[str, Any]], **about: Any) -> Table:
+    """Return the table of rows (dicts), with other fields of it."""
     builder = Builder()
     for row in rows:
         builder.add(row)
-    return builder.frame()
+    return builder.table(**about)
 
 
-# ------------------------------------------------------------------------------------------------------ text to numbers
-
-EMPTY = frozenset(("", "null", "none", "n/a", "na", "-", "--", "no log", "nil"))
-"""Texts of an empty cell. (A notebook of transformers prints `No Log`.)"""
-
-PERCENT = re.compile(r"([-+]?\d+(?:[.,]\d+)?)\s*%")
-UNIT = re.compile(r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(ms|s|sec|secs|seconds|m|min|h)")
-SECONDS_PER_UNIT = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-CLOCK = re.compile(r"(?:(\d+) days?, )?(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)|(\d+):([0-5]\d)")
-"""`0:12:01`, `1 day, 2:03:04` and `12:01`."""
-SPOKEN = re.compile(r"(?:(\d+)d )?(?:(\d+)h )?(?:(\d+)m )?(\d+(?:\.\d+)?)s")
-"""`1d 2h 3m 4s`, as ms-swift prints times."""
-OF = re.compile(r"(\d+)\s*/\s*\d+")
-"""`12/100`: a step and their number."""
-GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
-"""`1,000`."""
-DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
-WRAPPED = re.compile(
-    r"(?:(?:np|numpy|torch|jnp)\.)?(?:float\d*|int\d*|tensor|array|Tensor)\(\s*([^(),]+?)\s*(?:,[^()]*)?\)"
-)
-"""numpy 2 prints `np.float64(0.5)`, torch `tensor(0.5)`."""
-DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
-
-
-def number_of(text: str) -> float | None:
-    """Return the number of a cell, or None: also of a percentage, a time, a date (seconds since 1970), `3/100`.
-
-    Examples: "0.5" is 0.5, "57.9%" 0.579, "1,000" 1000, "0,5" 0.5, "1m 2s" 62, "0:01:02" 62, "44.7s" 44.7.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    text = text.strip()
-    if not text or not (text[0].isdigit() or text[0] in "+-.," or text[-1] == ")"):
-        return None
-    if match := PERCENT.fullmatch(text):
-        return float(match[1].replace(",", ".")) / 100
-    if match := WRAPPED.fullmatch(text):
-        return number_of(match[1])
-    if GROUPED.fullmatch(text):
-        return float(text.replace(",", ""))
-    if DECIMAL_COMMA.fullmatch(text):
-        return float(text.replace(",", "."))
-    return time_of(text)
-
-
-def time_of(text: str) -> float | None:
-    """Return the seconds of a time or date, or the first number of `3/100`; None if a text is none of these."""
-    if match := UNIT.fullmatch(text):
-        return float(match[1]) * SECONDS_PER_UNIT[match[2]]
-    if match := CLOCK.fullmatch(text):
-        days, hours, minutes, seconds, only_minutes, only_seconds = match.groups()
-        if only_minutes:
-            return float(only_minutes) * 60 + float(only_seconds)
-        return float(days or 0) * 86400 + float(hours) * 3600 + float(minutes) * 60 + float(seconds)
-    if match := SPOKEN.fullmatch(text):
-        parts = [float(part or 0) for part in match.groups()]
-        return math.fsum(part * size for part, size in zip(parts, (86400, 3600, 60, 1), strict=True))
-    if match := OF.fullmatch(text):
-        return float(match[1])
-    if DATE.match(text):
-        try:
-            return datetime.fromisoformat(text.replace(",", ".")).timestamp()
-        except (ValueError, OverflowError):
-            return None
-    return None
+def table_of_columns(columns: Mapping[str, Sequence[Any]], **about: Any) -> Table:
+    """Return the table of columns of equal length."""
+    return table_of((dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)), **about)

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from scalerl.importers.frame import key
+from scalerl.tables.table import key
+
+AXES = ("device_hours", "flops", "tokens", "step", "compute")
+"""Compute columns of points, in the order in which they are tried if none is named."""
+
+METRICS = ("pass_rate", "metric")
+"""Metric columns of points, in the order in which they are tried if none is named."""
+
+
+def are_points(names: Iterable[str]) -> bool:
+    """Return whether columns of these names are those of a curve, so that nothing has to be guessed."""
+    found = {name.strip() for name in names}
+    return not found.isdisjoint(METRICS) and not found.isdisjoint(AXES)
+
 
 HELD_OUT, SECOND, OTHER, TRAINING, MINOR = 0, 1, 2, 3, 4
 """Ranks of a metric: mean score on held-out prompts, a substitute for it, another held-out metric, the reward of
@@ -22,7 +36,7 @@ SCORE = re.compile(
     r"(?:_|$)|solve_rate|correct|reward|(?:^|_)scores?(?:_|$)|(?:^|_)returns?(?:_|$)|win_?rate|exact_match|(?:^|_)em(?:_|$)"
     r"|(?:^|_)f1(?:_|$)|(?:^|_)metric$"
 )
-"""Words of a mean score, in a name as `frame.key` writes it."""
+"""Words of a mean score, in a name as `table.key` writes it."""
 NO_SCORE = re.compile(
     r"loss|kl(?:_|$)|entropy|perplexity|ppl|runtime|time|second|length|(?:^|_)len(?:_|$)|token|learning|(?:^|_)lr(?:_|$)"
     r"|grad|norm|(?:^|_)std|stderr|(?:^|_)var(?:_|$)|(?:^|_)min(?:_|$)|(?:^|_)max(?:_|$)|median|count|(?:^|_)num|(?:^|_)n_"

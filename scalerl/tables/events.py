@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scalerl.importers.documents import phase_frame, phase_of
-from scalerl.importers.errors import TooEarly
-from scalerl.importers.frame import Frame, frame_of, joined
-from scalerl.importers.tables import labeled
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.documents import phase_of, phase_table
+from scalerl.tables.errors import CurveError, TooEarly
+from scalerl.tables.grids import labeled
+from scalerl.tables.table import Table, joined, table_of
 
 Row = dict[str, Any]
 
 
-def tensorboard_frame(
-    files: Sequence[Path], directory: Path | None = None, open_files: dict[Path, Any] | None = None
-) -> Frame:
+def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
     """Return the scalars of event files: one row per file and step.
 
     The files of one directory belong to one run, because a resumed run writes another file. Several directories below
@@ -27,7 +25,6 @@ def tensorboard_frame(
     Args:
         files: The event files.
         directory: The directory that was given; None for files.
-        open_files: Files that were read before by this function, which are then read on from their ends.
 
     Raises:
         CurveError: tensorboard is not installed, or there are no scalars.
@@ -37,25 +34,25 @@ def tensorboard_frame(
     except ImportError as error:
         raise CurveError(f"{files[0]}: reading event files needs TensorBoard: pip install tensorboard") from error
     places: dict[Path, list[Row]] = {}
-    accumulators = {} if open_files is None else open_files
     for file in files:
-        if file not in accumulators:
-            accumulators[file] = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
-        events = accumulators[file]
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         places.setdefault(file.parent, []).extend(file_rows(events))
     # a directory with one row holds the settings of a run (hparams)
-    frames = {place: frame_of(rows) for place, rows in places.items() if len(rows) > 1} or {
-        place: frame_of(rows) for place, rows in places.items() if rows
+    tables = {place: table_of(rows) for place, rows in places.items() if len(rows) > 1} or {
+        place: table_of(rows) for place, rows in places.items() if rows
     }
-    if not frames:
+    if not tables:
         raise TooEarly(f"{', '.join(map(str, files[:3]))}: no scalars; give the event files of the run")
-    if len(frames) == 1:
-        return next(iter(frames.values()))
-    phases = {place: phase_of(place.name) for place in frames}
-    if all(phases.values()):
-        return joined([phase_frame(frame, phases[place]) for place, frame in frames.items()])
-    return joined([labeled(frame, run_name(place, directory)) for place, frame in frames.items()])
+    phases = {place: phase_of(place.name) for place in tables}
+    if len(tables) > 1:
+        of_phases = all(phases.values())
+        tables = {
+            place: phase_table(table, phases[place]) if of_phases else labeled(table, run_name(place, directory))
+            for place, table in tables.items()
+        }
+    name = (directory or files[0]).name
+    return replace(joined([*tables.values()]), form="TensorBoard", name=name)
 
 
 def run_name(place: Path, directory: Path | None) -> str:

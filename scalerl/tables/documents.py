@@ -1,23 +1,20 @@
-"""Reads JSON documents into frames: trainer_state.json, histories, tables by column, notebooks."""
+"""Reads JSON documents into tables: trainer_state.json, histories, tables by column, notebooks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from scalerl.importers.consoles import Console
-from scalerl.importers.errors import TooEarly
-from scalerl.importers.frame import Frame, frame_of, joined
-from scalerl.importers.names import EVALUATION_WORD, TRAINING_WORD
-from scalerl.importers.tables import html_tables, labeled, markdown_tables
-from scalerl.scaling.readers import CurveError
-
-Document = tuple[Frame, str]
-"""The rows of a document, and its form in words."""
+from scalerl.tables.consoles import Console
+from scalerl.tables.errors import CurveError, TooEarly
+from scalerl.tables.grids import html_tables, labeled, markdown_tables
+from scalerl.tables.names import EVALUATION_WORD, TRAINING_WORD
+from scalerl.tables.table import Table, joined, table_of, table_of_columns
 
 
-def read_document(text: str, name: str) -> Document | None:
+def read_document(text: str, name: str) -> Table | None:
     """Return the rows of one JSON document, or of several without line ends between them; None if it is no JSON.
 
     Raises:
@@ -30,13 +27,13 @@ def read_document(text: str, name: str) -> Document | None:
     except ValueError as error:
         rows = list(objects_of(text))
         if len(rows) > 1:
-            return frame_of(rows), "JSON objects"
+            return table_of(rows, form="JSON objects")
         if text.lstrip().split("\n", 1)[0].strip() in ("{", "["):
             raise TooEarly(
                 f"{name} is incomplete or damaged JSON ({error}); an earlier checkpoint has a complete file"
             ) from error
         return None
-    return document_frame(document, name)
+    return document_table(document, name)
 
 
 def objects_of(text: str) -> Iterator[dict[str, Any]]:
@@ -54,31 +51,33 @@ def objects_of(text: str) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def document_frame(document: Any, name: str) -> Document | None:
+def document_table(document: Any, name: str) -> Table | None:
     """Return the rows of a parsed document.
 
     Raises:
         CurveError: The document has no rows.
     """
     if isinstance(document, dict) and isinstance(document.get("cells"), list) and "nbformat" in document:
-        return notebook_frame(document, name)
+        return notebook_table(document, name)
     if isinstance(document, list):
-        return list_frame(document, name)
+        return list_table(document, name)
     if not isinstance(document, dict):
         return None
     if isinstance(history := document.get("log_history"), list):
-        return frame_of(row for row in history if isinstance(row, dict)), "trainer_state.json"
-    return mapping_frame(document, name)
+        return table_of((row for row in history if isinstance(row, dict)), form="trainer_state.json")
+    return mapping_table(document, name)
 
 
-def list_frame(rows: Sequence[Any], name: str) -> Document:
+def list_table(rows: Sequence[Any], name: str) -> Table:
     """Return the rows of a list: of objects, or of `[wall time, step, value]` (TensorBoard's download)."""
     if rows and all(isinstance(row, list) and len(row) == 3 for row in rows):
-        return frame_of({"Wall time": r[0], "Step": r[1], "Value": r[2]} for r in rows), "a scalar of TensorBoard"
-    return frame_of(row for row in rows if isinstance(row, dict)), "a JSON list"
+        return table_of(
+            ({"Wall time": r[0], "Step": r[1], "Value": r[2]} for r in rows), form="a scalar of TensorBoard"
+        )
+    return table_of((row for row in rows if isinstance(row, dict)), form="a JSON list")
 
 
-def mapping_frame(document: Mapping[str, Any], name: str) -> Document | None:
+def mapping_table(document: Mapping[str, Any], name: str) -> Table | None:
     """Return the rows of an object: lists of rows, or a table by column."""
     lists = {
         key: [row for row in value if isinstance(row, dict)]
@@ -88,33 +87,32 @@ def mapping_frame(document: Mapping[str, Any], name: str) -> Document | None:
     if lists:
         phases = {key: phase for key in lists if (phase := phase_of(key))}
         if len(phases) > 1:  # such as {"train": [...], "eval": [...]}
-            return joined(
-                [phase_frame(frame_of(lists[key]), phase) for key, phase in phases.items()]
-            ), "a JSON document"
-        best = max(lists, key=lambda key: len(lists[key]))
-        like = [key for key in lists if len(lists[key]) > 0.5 * len(lists[best])]
-        if len(like) > 1:
-            return joined([labeled(frame_of(lists[key]), key) for key in like]), "a JSON document"
-        return frame_of(lists[best]), "a JSON document"
+            parts = [phase_table(table_of(lists[key]), phase) for key, phase in phases.items()]
+        else:
+            best = max(lists, key=lambda key: len(lists[key]))
+            like = [key for key in lists if len(lists[key]) > 0.5 * len(lists[best])]
+            tables = {key: table_of(lists[key]) for key in like}
+            parts = [labeled(table, key) if len(like) > 1 else table for key, table in tables.items()]
+        return replace(joined(parts), form="a JSON document")
     names, data = document.get("columns"), document.get("data")
     if isinstance(names, list) and isinstance(data, list):
         rows = (dict(zip(map(str, names), row, strict=False)) for row in data if isinstance(row, list))
-        return frame_of(rows), "a JSON table"
+        return table_of(rows, form="a JSON table")
     columns = {key: value for key, value in document.items() if isinstance(value, list) and len(value) > 1}
     if columns:
         length = max(map(len, columns.values()))
         full = {key: value for key, value in columns.items() if len(value) == length}
-        return frame_of(dict(zip(full, row, strict=True)) for row in zip(*full.values(), strict=True)), "JSON columns"
+        return table_of_columns(full, form="JSON columns")
     nested = {key: value for key, value in document.items() if isinstance(value, dict)}
     if nested and all(str(key).lstrip("-").isdecimal() for key in nested):  # rows by step
-        return frame_of({"step": float(key), **row} for key, row in nested.items()), "JSON rows by step"
+        return table_of(({"step": float(key), **row} for key, row in nested.items()), form="JSON rows by step")
     by_row: dict[str, dict[str, Any]] = {}
     for column, cells in nested.items():
         if cells and all(str(place).isdecimal() for place in cells):  # pandas: {column: {row: value}}
             for place, value in cells.items():
                 by_row.setdefault(place, {})[column] = value
     if by_row:
-        return frame_of({"step": float(place), **row} for place, row in by_row.items()), "a table of pandas"
+        return table_of(({"step": float(place), **row} for place, row in by_row.items()), form="a table of pandas")
     return None
 
 
@@ -125,15 +123,15 @@ def phase_of(word: str) -> str:
     return "train" if TRAINING_WORD.fullmatch(word.lower()) else ""
 
 
-def phase_frame(frame: Frame, phase: str) -> Frame:
-    """Return a frame whose metrics have the name of their phase, `eval/accuracy`; steps and times keep theirs."""
-    from scalerl.importers.names import is_score
+def phase_table(table: Table, phase: str) -> Table:
+    """Return a table whose metrics have the name of their phase, `eval/accuracy`; steps and times keep theirs."""
+    from scalerl.tables.names import is_score
 
     cells = {
         (f"{phase}/{name}" if is_score(name) and not phase_named(name) else name): cell
-        for name, cell in frame.cells.items()
+        for name, cell in table.cells.items()
     }
-    return Frame(frame.size, cells, frame.words)
+    return replace(table, cells=cells)
 
 
 def phase_named(name: str) -> bool:
@@ -141,33 +139,31 @@ def phase_named(name: str) -> bool:
     return bool(EVALUATION_WORD.search(name) or TRAINING_WORD.search(name.lower()))
 
 
-def notebook_frame(document: Mapping[str, Any], name: str) -> Document:
+def notebook_table(document: Mapping[str, Any], name: str) -> Table:
     """Return the rows in the outputs of a notebook: tables of the progress callback, and printed dictionaries.
 
     Raises:
         CurveError: No output has numbers.
     """
-    frames: list[tuple[str, Frame]] = []
+    tables: list[tuple[str, Table]] = []
     for number, cell in enumerate(document["cells"], 1):
         outputs = cell.get("outputs") if isinstance(cell, dict) else None
         if isinstance(outputs, list):
-            frames += [(f"cell {number}", frame) for frame in cell_frames(outputs)]
+            tables += [(f"cell {number}", table) for table in output_tables(outputs)]
         elif isinstance(cell, dict) and cell.get("cell_type") == "markdown":
-            frames += [(f"cell {number}", frame) for frame in markdown_tables(as_text(cell.get("source")))]
-    if not frames:
+            tables += [(f"cell {number}", table) for table in markdown_tables(as_text(cell.get("source")))]
+    if not tables:
         raise TooEarly(
             f"{name} is a notebook without numbers in its outputs; run its cells and save it, or give the trainer's "
             "own log (trainer_state.json)"
         )
-    if len(frames) == 1:
-        return frames[0][1], "notebook"
-    return joined([labeled(frame, cell) for cell, frame in frames]), "notebook"
+    parts = [labeled(table, cell) if len(tables) > 1 else table for cell, table in tables]
+    return replace(joined(parts), form="notebook")
 
 
-def cell_frames(outputs: Sequence[Any]) -> list[Frame]:
+def output_tables(outputs: Sequence[Any]) -> list[Table]:
     """Return the tables in the outputs of a cell, or else the rows that it printed."""
-    tables: list[Frame] = []
-    printed = Console()
+    tables, printed = list[Table](), list[str]()
     for output in outputs:
         if not isinstance(output, dict):
             continue
@@ -175,10 +171,9 @@ def cell_frames(outputs: Sequence[Any]) -> list[Frame]:
         if isinstance(data, dict) and "text/html" in data:
             tables += html_tables(as_text(data["text/html"]))
         elif output.get("output_type") == "stream":
-            for line in as_text(output.get("text")).split("\n"):
-                printed.line(line + "\n")
-    frame = printed.read(())
-    return [table for table in tables if table.size > 1] or ([frame] if frame.size > 1 else [])
+            printed += [line + "\n" for line in as_text(output.get("text")).split("\n")]
+    full = [table for table in tables if table.size > 1]
+    return full or [table for table in [Console().read(printed)] if table.size > 1]
 
 
 def as_text(value: Any) -> str:

@@ -1,13 +1,17 @@
-"""The errors of a log: one that a choice would mend, with its options, and one that more rows may mend."""
+"""The errors of a log: what cannot be used, what a choice would mend, and what more rows may mend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scalerl.scaling.readers import CurveError
+from scalerl.core.errors import UserError
 
 LIST = "scalerl import --trainers"
 """Command that lists what can be read."""
+
+
+class CurveError(UserError):
+    """An error in the input; its message gives what was got, what is allowed and what to do."""
 
 
 class LogError(CurveError):
@@ -35,3 +39,11 @@ class TooEarly(LogError):
 
 class Away(LogError):
     """A tracker or a disk does not answer now. `scalerl follow` tries again."""
+
+
+def with_command(error: CurveError) -> CurveError:
+    """Return an error of reading with the command that lists what can be read, unless it has a command already."""
+    if "`" in str(error) or "pip install" in str(error) or bool(getattr(error, "command", None)):
+        return error
+    kind = type(error) if isinstance(error, LogError) else LogError
+    return kind(str(error), command=LIST)

@@ -7,16 +7,16 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scalerl.core.files import parse_json
 from scalerl.core.limits import DATABASE_S
-from scalerl.importers.errors import Away, TooEarly
-from scalerl.importers.frame import Builder, Frame, frame_of, joined
-from scalerl.importers.tables import labeled
-from scalerl.scaling.readers import CurveError
+from scalerl.tables.errors import Away, CurveError, TooEarly
+from scalerl.tables.grids import labeled
+from scalerl.tables.table import Builder, Table, joined, table_of
 
 WANDB = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
 """`wandb:entity/project/run`, or the address of its page."""
@@ -51,8 +51,8 @@ class WandbRun:
         self.path = path
         self._rows, self._last = Builder(), -1
 
-    def read(self) -> tuple[Frame, str]:
-        """Return the history so far, and how the run ended ("" while it trains).
+    def read(self) -> Table:
+        """Return the history so far.
 
         Raises:
             CurveError: wandb is not installed or does not answer, or there is no such run.
@@ -80,7 +80,8 @@ class WandbRun:
                 f"wandb:{self.path} has no history yet; check the run's page, or try again after its first rows"
             )
         state = str(getattr(run, "state", ""))
-        return self._rows.frame(), state if state in ("finished", "crashed", "failed", "killed") else ""
+        ended = state if state in ("finished", "crashed", "failed", "killed") else ""
+        return self._rows.table(form="wandb", name=f"wandb:{self.path}", ended=ended)
 
     def _scan(self, run: Any) -> Iterable[Any]:
         """Return the rows after the last one that was read; rows without a step are all read again."""
@@ -139,8 +140,8 @@ class Patience:
             raise
 
 
-def sqlite_frame(path: Path) -> tuple[Frame, str, str]:
-    """Return the runs in the SQLite database of MLflow or Trackio, the name of the tracker, and how the run ended.
+def read_sqlite(path: Path) -> Table:
+    """Return the runs in the SQLite database of MLflow or Trackio.
 
     Only tables are read: a view is a query by whoever made the file, which may never end.
 
@@ -163,9 +164,10 @@ def sqlite_frame(path: Path) -> tuple[Frame, str, str]:
             )
             named = {"run_uuid", "name", "status"} <= runs
             if {"run_uuid", "key", "value", "step", "timestamp"} <= metrics:
-                return runs_frame(mlflow_rows(ask, named)), "MLflow", mlflow_end(ask, named)
+                table = runs_table(mlflow_rows(ask, named))
+                return replace(table, form="MLflow", name=path.name, ended=mlflow_end(ask, named))
             if {"run_name", "step", "metrics", "timestamp", "id"} <= metrics:
-                return runs_frame(trackio_rows(ask)), "Trackio", ""
+                return replace(runs_table(trackio_rows(ask)), form="Trackio", name=path.name)
     except sqlite3.OperationalError as error:  # locked, or being created
         raise Away(f"{path} is a database that cannot be read now ({error}); export the run as CSV") from error
     except sqlite3.Error as error:
@@ -210,8 +212,8 @@ def trackio_rows(ask: Ask) -> Iterator[tuple[str, float, dict[str, Any]]]:
             yield str(run), float(step or 0), {**row, "timestamp": str(timestamp)}
 
 
-def runs_frame(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Frame:
-    """Return the frame of rows of several runs; cells of one step are one row."""
+def runs_table(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Table:
+    """Return the table of rows of several runs; cells of one step are one row."""
     runs: dict[str, dict[float, dict[str, Any]]] = {}
     for run, step, cells in rows:
         row = runs.setdefault(run, {}).setdefault(step, {"step": step})
@@ -220,12 +222,8 @@ def runs_frame(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Frame:
                 row[name] = value
     if not runs:
         raise TooEarly("the tracker has no metrics of any run; give the store of a run that has logged something")
-    frames = {run: frame_of(steps.values()) for run, steps in runs.items()}
-    return (
-        joined([labeled(frame, run) for run, frame in frames.items()])
-        if len(frames) > 1
-        else next(iter(frames.values()))
-    )
+    tables = {run: table_of(steps.values()) for run, steps in runs.items()}
+    return joined([labeled(table, run) if len(tables) > 1 else table for run, table in tables.items()])
 
 
 # ------------------------------------------------------------------------------------------------ MLflow's directories
@@ -246,8 +244,8 @@ ENDS = {3: "finished", 4: "failed", 5: "killed"}
 """Ends of a run of MLflow by the number in its meta.yaml."""
 
 
-def mlflow_frame(runs: list[Path]) -> tuple[Frame, str]:
-    """Return the metrics of MLflow's runs, and how the only run ended.
+def read_mlflow(runs: list[Path], directory: Path) -> Table:
+    """Return the metrics of MLflow's runs in a directory.
 
     Each metric is a file `metrics/NAME` with lines `timestamp value step`.
     """
@@ -266,10 +264,11 @@ def mlflow_frame(runs: list[Path]) -> tuple[Frame, str]:
                     if line.endswith("\n"):
                         yield name, step, {metric: value, "_timestamp": timestamp / 1000}
 
-    frame, about = runs_frame(rows()), runs[0] / "meta.yaml"
+    table, about = runs_table(rows()), runs[0] / "meta.yaml"
     text = about.read_text(errors="replace") if about.is_file() else ""
     state = re.search(r"^status: *(\d{1,9})\b", text, re.MULTILINE)
-    return frame, ENDS.get(int(state[1]), "") if state and len(runs) == 1 else ""
+    ended = ENDS.get(int(state[1]), "") if state and len(runs) == 1 else ""
+    return replace(table, form="MLflow", name=directory.name, ended=ended)
 
 
 def mlflow_name(run: Path) -> str:
