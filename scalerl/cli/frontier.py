@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
 from scalerl.cli.options import Parser, add_curve_options, add_figures, add_price, number, write_figures
 from scalerl.cli.terminal import print_lines
-from scalerl.core.files import trouble
+from scalerl.core.files import open_regular, trouble
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
 from scalerl.scaling.settings import as_value, setting_of
@@ -98,7 +99,7 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
         CurveError: The file cannot be read, a row names no run, or two rows name the same.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_regular(path) as opened, io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as file:
             table = [
                 {
                     (name or "").strip(): (cell or "").strip()

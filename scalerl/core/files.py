@@ -48,6 +48,9 @@ DIGITS = 100
 LARGE = 100e6
 """Bytes of a file from which its memory is checked before it is read."""
 
+LARGEST_JSON = 64 << 20
+"""Bytes of the largest JSON document of a file; the index of a model of 1,000 shards has a tenth."""
+
 
 def trouble(error: OSError) -> str:
     """Describe an error in one sentence: the path, the problem and what to do.
@@ -80,13 +83,16 @@ def system_error(error: BaseException) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file.
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Return the content of a file of at most `most` bytes.
 
     Raises:
-        OSError: The file cannot be read, or the path is not a regular file (a pipe may block, a device may never end).
+        OSError: The file cannot be read, has more bytes, or the path is not a regular file (a pipe may block, a device
+            may never end).
     """
     with open_regular(path) as file:
+        if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
+            raise OSError(errno.EOVERFLOW, f"got {size:,} bytes; allowed: at most {most:,}", str(path))
         return file.read()
 
 
@@ -187,14 +193,14 @@ _LONG = json.JSONDecoder(object_pairs_hook=_once)
 _FINITE = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json(path: Path, most: int | None = LARGEST_JSON) -> Any:
+    """Read a JSON file of at most `most` bytes.
 
     Raises:
         OSError: As for `read_bytes`.
         ValueError: As for `parse_json`, or the file is not UTF-8 text.
     """
-    return parse_json(read_bytes(path))
+    return parse_json(read_bytes(path, most))
 
 
 def check_file(path: Path) -> os.stat_result:
