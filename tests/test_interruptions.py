@@ -52,7 +52,7 @@ def test_what_user_code_raises_is_its_failure(kind):
 def test_a_child_that_ignores_interruptions_can_only_have_one_of_user_code():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with pytest.raises(PluginError, match="mine.reply raised KeyboardInterrupt"):
+        with pytest.raises(PluginError, match=r"mine.reply raised KeyboardInterrupt"):
             call(raiser(KeyboardInterrupt()), "mine.reply")
     finally:
         signal.signal(signal.SIGINT, before)
