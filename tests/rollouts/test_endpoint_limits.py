@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 from agent_parts import chat, engine_of, finish, post, refusal, rollout_of, submit, user
 
+from scalerl.core.addresses import most_connections
 from scalerl.models.text import TokenText
 from scalerl.rollouts.agents import connections, endpoint
-from scalerl.rollouts.agents.connections import Server, most_connections
+from scalerl.rollouts.agents.connections import Server
 from scalerl.rollouts.agents.endpoint import Session
 from scalerl.rollouts.agents.protocol import Refused
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import os
-import resource
 import socket
 import sys
 import threading
@@ -23,13 +21,12 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from scalerl.core.addresses import most_connections
 from scalerl.core.limits import ENDPOINT_REQUEST_S
 
 KEPT_S = 3600
 """Seconds for which the idle connection of a program stays open; a server that closes it first could do so during a
 request."""
-MOST_CONNECTIONS = 4096
-"""Most open connections, if the limit of file descriptors allows as many."""
 FULL_S = 0.05
 """Seconds between looks whether a connection or a file descriptor is free."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -216,10 +213,3 @@ class Server:
         self.lost(oldest)
         oldest.transport.abort()
         return True
-
-
-def most_connections() -> int:
-    """Return half of the file descriptors that this process may still open, at most `MOST_CONNECTIONS`."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = MOST_CONNECTIONS * 2 if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/proc/self/fd"))
-    return max(1, min(MOST_CONNECTIONS, free // 2))
