@@ -15,6 +15,7 @@ from scalerl.cli.terminal import print_lines
 from scalerl.core.files import open_regular, trouble
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
+from scalerl.scaling.frontiers import check_number
 from scalerl.scaling.settings import as_value, setting_of
 from scalerl.view.frozen import write_page
 from scalerl.view.outlook import Source
@@ -58,6 +59,7 @@ def run_frontier(words: list[str]) -> int:
     arguments = frontier_parser().parse_args(words)
     place = check_output(arguments.output, arguments.paths) if arguments.output else None
     names = [name.strip() for name in arguments.vary.split(",") if name.strip()]
+    check_number(len(arguments.paths))  # before they are read
     sources = sources_of(arguments.paths, arguments)
     table = read_settings(arguments.settings) if arguments.settings else {}
     settings = [source_setting(source, names, table) for source in sources]
