@@ -89,17 +89,13 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         report: Function called every 50 updates with step and loss, and at the end with the accuracy of the gate.
 
     Raises:
-        ConfigError: The model did not pass the gate, or a damaged one cannot be removed; nothing is saved.
+        ConfigError: The model did not pass the gate, or could not be saved; nothing is saved.
     """
     if not (problem := fault(directory)):
         return directory
     if directory.parent == cache_root():
         shutil.rmtree(directory, ignore_errors=True)  # damaged, for example by a loss of power
-        if os.path.lexists(directory):  # what is trained now could not be saved
-            raise ConfigError(
-                f"model.warm_start: {directory} is damaged ({problem}) and cannot be removed; remove it, or set "
-                "SCALERL_CACHE to a directory of your own"
-            )
+    _check_place(directory, problem)
     tokenizer = make_tokenizer()
     history: list[dict[str, float]] = []
     for attempt in range(ATTEMPTS):
@@ -126,6 +122,20 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         )
     _save(policy, tokenizer, history, directory)
     return directory
+
+
+def _check_place(directory: Path, problem: str) -> None:
+    """Check before minutes of training that the result can be saved.
+
+    Raises:
+        ConfigError: A damaged directory is still there, or this user may not make one.
+    """
+    own = "or set SCALERL_CACHE to a directory of your own"
+    if os.path.lexists(directory) and not (directory.is_dir() and not any(directory.iterdir())):
+        raise ConfigError(f"model.warm_start: {directory} cannot be used ({problem}) or removed; remove it, {own}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(directory.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"model.warm_start: no file can be made in {directory.parent}; change its permissions, {own}")
 
 
 def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], directory: Path) -> None:

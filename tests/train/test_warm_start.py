@@ -124,8 +124,15 @@ def test_a_damaged_warm_start_that_cannot_be_removed_ends_before_the_training(ke
     flip(kept / "model.safetensors")
     monkeypatch.setattr(module.shutil, "rmtree", lambda *args, **kwargs: None)  # it is another user's
     monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained"))
-    with pytest.raises(ConfigError, match=r"cannot be removed.*SCALERL_CACHE"):
+    with pytest.raises(ConfigError, match=r"cannot be used \(model.safetensors has other .*or removed.*SCALERL_CACHE"):
         warm_start(SMALL, TASK, kept, lambda row: None)
+
+
+def test_a_cache_that_cannot_be_written_ends_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained"))
+    with pytest.raises(ConfigError, match=r"no file can be made in .*SCALERL_CACHE"):
+        warm_start(SMALL, TASK, tmp_path / "made", lambda row: None)
 
 
 def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path, monkeypatch):
