@@ -180,11 +180,13 @@ class Run:
             ConfigError: A record is missing or damaged.
         """
         from scalerl.core.errors import ConfigError
+        from scalerl.core.files import open_regular
         from scalerl.training.rollout_rows import unpacked
 
-        rows = read_rows(self.path / SAMPLES)
+        if not (rows := read_rows(self.path / SAMPLES)):
+            return []
         try:
-            with (self.path / RECORDS).open("rb") as file:
+            with open_regular(self.path / RECORDS) as file:
                 for row in rows:
                     offset, size = row.pop("record")
                     file.seek(offset)

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -14,8 +15,11 @@ ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
-def served(*words, cwd=None):
-    """Start `scalerl watch` on a free port; yield the address that it prints, with its token."""
+def served(*words, cwd=None, descriptors=None):
+    """Start `scalerl watch` on a free port; yield the address that it prints, with its token.
+
+    It may open `descriptors` files, and must say nothing more than how it ended.
+    """
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-m", "scalerl.cli", "watch", "--port", "0", *map(str, words)],
@@ -24,6 +28,7 @@ def served(*words, cwd=None):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=descriptors and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))),
     )
     try:
         output = ""

@@ -73,7 +73,7 @@ def test_the_help_on_fields_fits_80_columns_and_has_allowed_values_and_the_defau
 
 LONG = """
 import sys
-from scalerl.cli.exits import prepare_streams
+from scalerl.cli.exits import guarded, prepare_streams
 prepare_streams(outlived=True)
 for i in range(100_000): print(i, "\xb1 2")
 print("done", file=open("file", "w"))
@@ -401,3 +401,14 @@ def test_a_disk_without_room_for_the_checkpoints_is_an_error_before_the_start(ca
     text = complain(capsys, *OWN, "--checkpoint.every", "1", "--checkpoint.keep", "5")
     assert ": 0 MB are free; 6 checkpoints, the best one and" in text and "lower checkpoint.keep" in text
     assert not (workplace / "run").exists()
+
+
+def test_output_to_a_full_device_is_one_message(monkeypatch, capfd):
+    """What is still in the buffer at the end would otherwise be a traceback of the interpreter."""
+    from scalerl.cli.exits import guarded
+
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert guarded(lambda: print("unwritten") or 0) == 1
+        monkeypatch.undo()
+    assert capfd.readouterr().err.startswith("scalerl: no space left on the disk")

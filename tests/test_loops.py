@@ -188,19 +188,45 @@ def test_a_failing_compiler_is_reported_in_one_line(script, reason, forgotten, t
     assert "\n" not in problem
 
 
+def cut_off(library):
+    content = library.read_bytes()
+    library.unlink()  # this process has loaded it
+    library.write_bytes(content[: len(content) // 2])  # loading it would end this process with SIGBUS
+
+
+def others(library):
+    os.chown(library, 4242, -1)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
 @needs_compiler
-def test_a_library_that_is_cut_off_is_compiled_again(forgotten, tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", [cut_off, pytest.param(others, marks=needs_root)])
+def test_a_library_that_is_cut_off_or_of_another_user_is_compiled_again(damage, forgotten, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
     assert loops.problem() is None
     (library,) = tmp_path.glob("kernels/*.so")
     size = library.stat().st_size
+    damage(library)
     for cached in (loops.problem, loops._load):
         cached.cache_clear()
-    cut = tmp_path / "cut"
-    cut.write_bytes(library.read_bytes()[: size // 2])
-    cut.replace(library)  # loading it would end this process with SIGBUS
     assert loops.problem() is None
-    assert library.stat().st_size == size
+    assert library.stat().st_size == size and library.stat().st_uid == os.geteuid()
+
+
+@needs_compiler
+@pytest.mark.parametrize("block", [os.mkfifo, os.mkdir])
+def test_without_a_place_for_the_library_the_process_uses_it_all_the_same(block, forgotten, tmp_path, monkeypatch):
+    """Otherwise the run would have other bits than one with a cache."""
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "a"))
+    assert loops.problem() is None
+    (library,) = tmp_path.glob("a/kernels/*.so")
+    library.unlink()
+    block(library)
+    for cached in (loops.problem, loops._load):
+        cached.cache_clear()
+    assert loops.problem() is None and not library.is_file()
 
 
 @needs_compiler

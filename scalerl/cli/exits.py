@@ -61,7 +61,9 @@ def guarded(action: Callable[[], int]) -> int:
     """Run a command; report an error of scalerl, a lack of memory or disk, or a signal as one message."""
     signals = StopFlag()
     try:
-        return action()
+        code = action()
+        sys.stdout.flush()  # the interpreter would print a traceback at its end
+        return code
     except ScalerlError as error:
         complain(str(error))
         return error.exit_code
@@ -73,7 +75,7 @@ def guarded(action: Callable[[], int]) -> int:
         complain(advice)
         return UserError.exit_code
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return FAILED
     except KeyboardInterrupt as error:
         message, code = stop_message(error)
@@ -89,9 +91,18 @@ def guarded(action: Callable[[], int]) -> int:
         if cause is None or (cause.filename is None and cause.errno not in DISK):
             raise  # not about a path that the user gave
         complain(trouble(cause))
+        try:
+            sys.stdout.flush()
+        except OSError:  # the interpreter would try it again at its end
+            _drop_output()
         return FAILED
     finally:
         signals.restore()
+
+
+def _drop_output() -> None:
+    """Drop what has not been written, and what follows: standard output cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(text: str) -> None:

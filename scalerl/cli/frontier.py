@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
 from scalerl.cli.options import Parser, add_curve_options, add_figures, add_price, number, write_figures
 from scalerl.cli.terminal import print_lines
-from scalerl.core.files import trouble
+from scalerl.core.files import open_regular, trouble
 from scalerl.core.outputs import check_output
 from scalerl.scaling import CurveError, frontier
+from scalerl.scaling.frontiers import check_number
 from scalerl.scaling.settings import as_value, setting_of
 from scalerl.view.frozen import write_page
 from scalerl.view.outlook import Source
@@ -57,6 +59,7 @@ def run_frontier(words: list[str]) -> int:
     arguments = frontier_parser().parse_args(words)
     place = check_output(arguments.output, arguments.paths) if arguments.output else None
     names = [name.strip() for name in arguments.vary.split(",") if name.strip()]
+    check_number(len(arguments.paths))  # before they are read
     sources = sources_of(arguments.paths, arguments)
     table = read_settings(arguments.settings) if arguments.settings else {}
     settings = [source_setting(source, names, table) for source in sources]
@@ -98,7 +101,7 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
         CurveError: The file cannot be read, a row names no run, or two rows name the same.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_regular(path) as opened, io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as file:
             table = [
                 {
                     (name or "").strip(): (cell or "").strip()

@@ -340,7 +340,8 @@ class AgentTask(ServedTask):
     max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Longest allowed line of a JSONL file, MiB."""
     turns: Few = 64
-    """Most turns of the policy in a rollout; further requests get an error. `recipe.length` is the limit of each."""
+    """Most turns of the policy in a rollout; further requests get an error. Turns under way count, and those whose
+    connection was closed. `recipe.length` is the limit of each."""
     model: Annotated[str, Field(min_length=1)] = "policy"
     """Name under which the endpoint serves the policy; requests for another model get an error."""
     environment: tuple[str, ...] = ()

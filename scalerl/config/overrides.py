@@ -201,12 +201,9 @@ def read_toml(file: Path) -> dict[str, Any]:
         ConfigError: It cannot be read, or is not TOML.
     """
     try:
-        content = read_bytes(file)
+        return parse_toml(read_bytes(file, LARGEST), str(file))
     except OSError as error:
         raise ConfigError(trouble(error)) from None
-    if len(content) > LARGEST:
-        raise ConfigError(f"{file}: got {len(content):,} bytes; allowed: a TOML file of at most {LARGEST:,}")
-    return parse_toml(content, str(file))
 
 
 def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:

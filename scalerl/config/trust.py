@@ -25,7 +25,7 @@ from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import cache_root, read_json, write_whole
+from scalerl.core.files import cache_root, is_own, read_json, write_whole
 from scalerl.core.printable import printable
 
 ARGUMENTS = "placement.vllm_arguments"
@@ -157,9 +157,9 @@ def _store() -> Path:
 
 
 def _remembered() -> dict[str, Any]:
-    """Return the confirmed code. An unreadable store counts as empty, so the user is asked again."""
+    """Return the confirmed code. A store of another user, or an unreadable one, counts as empty: the user is asked."""
     try:
-        return dict(read_json(_store())["code"])
+        return dict(read_json(_store())["code"]) if is_own(_store()) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

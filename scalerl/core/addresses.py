@@ -1,9 +1,10 @@
-"""Network addresses: whether one is of this machine only, whose a connection is, and free TCP ports."""
+"""Network addresses: whether one is of this machine only, whose a connection is, free ports, room for connections."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -67,3 +68,14 @@ def reserved_port(host: str = "") -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, 0))
         yield int(holder.getsockname()[1])
+
+
+MOST_CONNECTIONS = 4096
+"""Most open connections, if the limit of file descriptors allows as many."""
+
+
+def most_connections() -> int:
+    """Return half of the file descriptors that this process may still open, at most `MOST_CONNECTIONS`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = MOST_CONNECTIONS * 2 if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/dev/fd"))
+    return max(1, min(MOST_CONNECTIONS, free // 2))

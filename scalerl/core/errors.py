@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
+from scalerl.core.signals import is_interruption
+
 T = TypeVar("T")
 
 
@@ -89,13 +91,15 @@ def outcome(action: Callable[[], T], future: Future[T] | None = None) -> Future[
     For threads that pass an exception on, and for loops that one failure must not end.
 
     Args:
-        action: The action. KeyboardInterrupt is not caught.
+        action: The action. An interruption of this process is not caught.
         future: The future to finish; None: a new one.
     """
     future = future or Future()
     try:
         future.set_result(action())
-    except (Exception, SystemExit) as error:  # the caller reads it from the future
+    except BaseException as error:  # the caller reads it from the future
+        if is_interruption(error):
+            raise
         future.set_exception(error)
     return future
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 ADVICE = {
     errno.ENOENT: "no such file or directory; check the path",
@@ -30,6 +30,7 @@ ADVICE = {
     errno.EFBIG: "the file has reached the size that the system allows; raise the limit (ulimit -f)",
     errno.ELOOP: "it is a link, or leads through too many; put a file in its place",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.ENXIO: "it is a pipe that no program reads, or a socket; remove it, or choose another path",
 }
 """Advice for the user, by errno, where the text of the system has none."""
 
@@ -46,6 +47,9 @@ DIGITS = 100
 
 LARGE = 100e6
 """Bytes of a file from which its memory is checked before it is read."""
+
+LARGEST_JSON = 64 << 20
+"""Bytes of the largest JSON document of a file; the index of a model of 1,000 shards has a tenth."""
 
 
 def trouble(error: OSError) -> str:
@@ -79,14 +83,27 @@ def system_error(error: BaseException) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file.
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Return the content of a file of at most `most` bytes.
 
     Raises:
-        OSError: The file cannot be read, or the path is not a regular file (a pipe may block, a device may never end).
+        OSError: The file cannot be read, has more bytes, or the path is not a regular file (a pipe may block, a device
+            may never end).
+    """
+    with open_regular(path) as file:
+        if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
+            raise OSError(errno.EOVERFLOW, f"got {size:,} bytes; allowed: at most {most:,}", str(path))
+        return file.read()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading in binary.
+
+    Raises:
+        OSError: As for `read_bytes`, or the file is empty.
     """
     check_file(path)
-    return path.read_bytes()
+    return path.open("rb")
 
 
 def lack_of_room(path: Path, times: float) -> str:
@@ -176,14 +193,14 @@ _LONG = json.JSONDecoder(object_pairs_hook=_once)
 _FINITE = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json(path: Path, most: int | None = LARGEST_JSON) -> Any:
+    """Read a JSON file of at most `most` bytes.
 
     Raises:
         OSError: As for `read_bytes`.
         ValueError: As for `parse_json`, or the file is not UTF-8 text.
     """
-    return parse_json(read_bytes(path))
+    return parse_json(read_bytes(path, most))
 
 
 def check_file(path: Path) -> os.stat_result:
@@ -227,13 +244,19 @@ def cache_root() -> Path:
     return Path(os.environ.get("SCALERL_CACHE") or Path.home() / ".cache" / "scalerl")
 
 
+def is_own(path: Path) -> bool:
+    """Return whether this user or root wrote a file: in a cache that users share, code of others must not run."""
+    status = os.stat(path)
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path next to `path`, and move it to `path` when the block ends.
 
     Readers see the old file or the new one, never a partial one, and a failed write leaves the old file. A link is
     replaced, not followed. Devices and pipes such as /dev/stdout are written directly, because a move would replace
-    them.
+    them; a pipe must have a reader, because writing to it would wait for one.
 
     Yields:
         The path to write to.
@@ -242,6 +265,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
         OSError: The file cannot be written; the previous file is unchanged.
     """
     if _is_special(path):
+        if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
         yield path
         return
     if os.path.isdir(path):
@@ -273,7 +298,8 @@ def move_into(source: Path, target: Path) -> None:
 
 def _is_special(path: Path) -> bool:
     """Return whether a path is a device or a pipe, and not a link to one, or an entry of /dev or /proc."""
-    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
+    place = os.path.abspath(path)
+    if place.startswith(("/dev/", "/proc/")) and not place.startswith("/dev/shm/"):
         return True
     return os.path.exists(path) and not os.path.islink(path) and not os.path.isfile(path) and not os.path.isdir(path)
 

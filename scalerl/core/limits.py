@@ -55,6 +55,8 @@ TRANSFER_NOTICE_S = 5.0
 """Seconds in which the request to a server breaks that died, if NCCL has noticed the death first."""
 TRANSFER_ABORT_S = 30.0
 """Seconds in which vLLM's thread must end after a server has failed; aborting NCCL takes up to 5."""
+ENDPOINT_REQUEST_S = 60.0
+"""Seconds in which a request to the endpoint of agents must have arrived as a whole."""
 PROGRAM_END_S = 10.0
 """Seconds in which the launcher of an agent's program must end the processes of the program."""
 CONTRACT_S = 120.0
@@ -87,6 +89,11 @@ SANDBOX_SPARE_S = 0.5
 """Seconds added to each deadline of a sandbox for the transfer of frames."""
 SESSION_CLOSE_S = 1.0
 """Seconds for the end of a session with an environment; its server may not answer any more."""
+
+# ------------------------------------------------------------------------------------------------------------- logs
+
+DATABASE_S = 60.0
+"""Seconds in which a database of MLflow or Trackio must give its next row."""
 
 # ------------------------------------------------------------------------------------------------ doctor, rehearsal
 
@@ -182,6 +189,12 @@ WATCHED: tuple[Watch, ...] = (
         "after `data.rollout_s` it is killed with everything that it started; its rollout has no reward and is counted",
     ),
     Watch(
+        "a request to the endpoint of agents",
+        "the generator",
+        ("ENDPOINT_REQUEST_S",),
+        "the connection is closed",
+    ),
+    Watch(
         "a vLLM server whose parent ended or ends it",
         "its guard",
         (),
@@ -223,6 +236,7 @@ WATCHED: tuple[Watch, ...] = (
         ("LOGGER_FINISH_S", "PAGE_CLOSE_S"),
         "what it has not sent is left; the run's own files are complete",
     ),
+    Watch("a query of a tracker's database", "its command", ("DATABASE_S",), "an error; nothing else is lost"),
     Watch("a custom engine in its check", "`check_engine`", ("CONTRACT_S",), "the check fails"),
     Watch(
         "doctor and rehearsal",

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: size and digest of every file in it, written last and checked on resume.
+"""The manifest of a checkpoint or a kept model: size and digest of every file in it, written last, checked on reading.
 
 `manifest.json`:
     {"step": 100, "files": {"trainer.json": {"bytes": 5120, "xxh3_128": "9f86..."}, "generator.json": ...}}
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import UserError
-from scalerl.core.files import read_json, sync
+from scalerl.core.files import read_json, sync, write_whole
 
 MANIFEST, STAMP, KIND = "manifest.json", ".digest", "xxh3_128"
 BLOCK = 1 << 26
@@ -60,14 +60,15 @@ def seal(directory: Path, step: int) -> None:
     """Write the manifest of a checkpoint whose files are all written; stamps are moved into it. It is on disk after."""
     files = {}
     for path in sorted(directory.rglob("*")):
-        if not path.is_file() or path.name.endswith(STAMP) or path.name == MANIFEST:
+        of_seal = path.name == MANIFEST or path.name.startswith(f".{MANIFEST}") or path.name.endswith(STAMP)
+        if of_seal or not path.is_file():
             continue
         stamped = path.with_name(path.name + STAMP)
         content = stamped.read_text(encoding="utf-8").split()[0] if stamped.exists() else digest(path)
         files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, KIND: content}
         stamped.unlink(missing_ok=True)
     manifest = directory / MANIFEST
-    manifest.write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n", encoding="utf-8")
+    write_whole(manifest, json.dumps({"step": step, "files": files}, indent=1) + "\n")
     sync(manifest)
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from scalerl.core.errors import ConfigError, RunError, nearest, short
-from scalerl.core.signals import unprotect_children
+from scalerl.core.signals import is_interruption, unprotect_children
 
 
 class PluginError(RunError):
@@ -128,14 +128,16 @@ def call(function: Callable[..., Any], name: str, /, *arguments: Any, **named: A
     """Call a user function and return its result.
 
     Raises:
-        PluginError: The function raised or called sys.exit.
+        PluginError: The function raised any exception, such as SystemExit, or KeyboardInterrupt without a signal.
             Example: "my_rewards:length raised KeyError: 'level' (/home/me/my_rewards.py:7)"
     """
     try:
         return function(*arguments, **named)
     except (ConfigError, PluginError):
         raise
-    except (Exception, SystemExit) as error:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything
+        if is_interruption(error):
+            raise
         text = " ".join(traceback.format_exception_only(error)[-1].split())
         place = _place(error, name.partition(":")[0])
         raise PluginError(f"{name} raised {text[:300]}{place}", traceback.format_exc()) from None

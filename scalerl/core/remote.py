@@ -47,6 +47,10 @@ class End(Protocol):
         """Send an answer: ("done", result), ("raised", exception) or ("failed", (reason, traceback))."""
 
 
+class CallerEnded(SystemExit):
+    """The caller has ended, so this process ends without a word."""
+
+
 Run = Callable[[End], None]
 """Function that another process runs; must be picklable."""
 
@@ -55,9 +59,11 @@ def host(end: End, run: Run) -> None:
     """Run a function in the other process, and report the error that ends it."""
     try:
         run(end)
+    except CallerEnded:
+        raise
     except PASSED as error:
         end.answer("raised", error)
-    except Exception as error:  # a worker may die here: the caller gets the traceback and raises
+    except BaseException as error:  # a worker may die here: the caller gets the traceback and raises
         end.answer("failed", fault(error))
 
 
@@ -247,7 +253,7 @@ class _PipeEnd:
         try:
             method, arguments = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
-            raise SystemExit from None
+            raise CallerEnded from None
         return method, arguments
 
     def answer(self, kind: str, content: Any) -> None:
@@ -255,7 +261,7 @@ class _PipeEnd:
         try:
             self._connection.send_bytes(message)
         except OSError:
-            raise SystemExit from None
+            raise CallerEnded from None
 
 
 class Group:

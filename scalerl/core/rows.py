@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl.core.files import check_file, parse_json, trouble
+from scalerl.core.files import check_file, open_regular, parse_json, trouble
 from scalerl.types import EvalPoint
 
 CHECKED_BYTES = 128
@@ -80,8 +80,8 @@ class RowFile:
     def tail(self, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
         """Return the complete rows in the last bytes, and mark all complete lines as read."""
         try:
-            if check_file(self.path).st_size > size:
-                with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
+                if os.fstat(file.fileno()).st_size > size:
                     file.seek(-size, os.SEEK_END)
                     file.readline()  # the rest of a line
                     self._offset = file.tell()
@@ -92,8 +92,7 @@ class RowFile:
     def row(self, offset: int, size: int) -> dict[str, Any]:
         """Return the row at a position of a `Line`; empty if the file has changed there, or cannot be read."""
         try:
-            check_file(self.path)
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(offset)
                 return _parsed(file.read(size)) or {}
         except OSError:

@@ -22,6 +22,27 @@ from elsewhere, such as a `signal.py` in a data set. The value distinguishes it 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal ended the command: there was nothing to save, or it was the second signal."""
+
+    def __init__(self, number: int, when: str = "before the end") -> None:
+        """Store the signal and the time of its arrival for the message."""
+        super().__init__(number)
+        self.number, self.when = number, when
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether a signal to this process raised an exception, and not code that it calls.
+
+    Python raises KeyboardInterrupt only in the main thread, and only if nothing else handles the signal.
+    """
+    return isinstance(error, Stopped) or (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+
+
 def protect_children() -> None:
     """Add SAFE_PATH to the environment of all processes that this process starts."""
     name, value = SAFE_PATH

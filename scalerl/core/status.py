@@ -31,6 +31,8 @@ PHASES = {
 BEAT_S = 5.0
 """Seconds between two beats."""
 
+BLOCK_BYTES = 4096
+"""Bytes that a file of any size occupies on the usual file systems."""
 MESSAGE_CHARACTERS = 1000
 """Maximum length of the message, characters."""
 
@@ -102,9 +104,25 @@ class Heartbeat:
             self._write()
 
     def _write(self) -> None:
-        # a full or missing disk is reported when rows are written; the heartbeat must not end the run
-        with suppress(OSError):
-            write_whole(self._path, json.dumps(asdict(replace(self._status, beat=time.time()))) + "\n")
+        text = json.dumps(asdict(replace(self._status, beat=time.time()))) + "\n"
+        try:
+            write_whole(self._path, text)
+        except OSError:
+            # a full or missing disk is reported when rows are written; the heartbeat must not end the run
+            with suppress(OSError):
+                _overwrite(self._path, text.encode())
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    """Write over an existing file: a full disk has no room for another one, but the block of this one is there."""
+    if len(content) > BLOCK_BYTES:
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.write(descriptor, content)
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
 
 
 def read_status(directory: Path) -> Status | None:

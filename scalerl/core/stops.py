@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from scalerl.core.signals import STOPPING
+from scalerl.core.signals import STOPPING, Stopped
 
 SHOW_CURSOR = "\x1b[?25h"
 """Shows the cursor again after a live display."""
@@ -26,15 +26,6 @@ def set_saved_note(text: str) -> None:
     """Set what is kept if a signal ends this command; empty: nothing is said."""
     global _saved_note
     _saved_note = text
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal ended the command: there was nothing to save, or it was the second signal."""
-
-    def __init__(self, number: int, when: str = "before the end") -> None:
-        """Store the signal and the time of its arrival for the message."""
-        super().__init__(number)
-        self.number, self.when = number, when
 
 
 class StopFlag:

@@ -97,7 +97,7 @@ def load_state(directory: Path, name: str, prompts: Mapping[tuple[str, str], Pro
 
 def load_plain(directory: Path, name: str) -> Any:
     """Read the JSON part of a state, with placeholders for arrays and prompts."""
-    return read_json(directory / f"{name}.json")
+    return read_json(directory / f"{name}.json", most=None)
 
 
 def references(plain: Any) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 TAIL = 8
@@ -27,6 +28,12 @@ class TokenText:
         self.tokenizer = tokenizer
         self._ends = set(stop)
         self._fillers = {tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token; a text of more bytes than `n * longest` has more than `n` tokens."""
+        # a byte that is no text is shown as a character of three
+        return max(3, *(len(token.encode("utf-8", "surrogatepass")) for token in self.tokenizer.get_vocab()))
 
     def ends(self, token: int) -> bool:
         """Return whether a token ends a completion."""
@@ -96,7 +103,7 @@ def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
 
 def _encoded(tokenizer: Any, texts: list[str], special: bool) -> list[list[int]]:
     only = dict.fromkeys(UNUSED, False) if getattr(tokenizer, "is_fast", False) else {}
-    with _all_cores():
+    with _all_cores() if len(texts) > 1 else nullcontext():  # one text uses one core, maybe in one of several threads
         return [list(tokens) for tokens in tokenizer(texts, add_special_tokens=special, **only)["input_ids"]]
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from scalerl.config.data import PromptFile
-from scalerl.core.files import atomic_file, cache_root
+from scalerl.core.files import atomic_file, cache_root, open_regular
 from scalerl.core.manifest import digest
 from scalerl.prompts.files import on_hub
 from scalerl.types import Prompt
@@ -85,7 +85,7 @@ class PromptCache:
         """Return the prompts and the notes on them; None if they are not kept or the file is damaged."""
         if not self._key:
             return None
-        with suppress(OSError, ValueError, KeyError, TypeError, struct.error), self._place.open("rb") as file:
+        with suppress(OSError, ValueError, KeyError, TypeError, struct.error), open_regular(self._place) as file:
             header = json.loads(file.readline())
             if header["key"] != self._key:
                 return None

@@ -211,6 +211,23 @@ class Frontier:
         return "\n".join([*lines, f"Run next: {proposed}; it {gain}."])
 
 
+MOST_RUNS = 1000
+"""Most runs of a law, whose fits take 0.8 GB and half a minute."""
+
+
+def check_number(runs: int) -> None:
+    """Refuse more runs than a law is made of.
+
+    Raises:
+        CurveError: They are more than `MOST_RUNS`.
+    """
+    if runs > MOST_RUNS:
+        raise CurveError(
+            f"got {runs:,} runs; allowed: at most {MOST_RUNS:,}, whose fits take about 1 GB of memory; give those of "
+            "the settings between which you choose, or fewer seeds of each"
+        )
+
+
 def frontier(
     runs: Sequence[Curve | Fit],
     settings: Sequence[Setting],
@@ -235,6 +252,7 @@ def frontier(
     Raises:
         CurveError: The price cannot be used, or the runs cannot be pooled; the message has the reason and what to do.
     """
+    check_number(len(runs))
     if not (np.isfinite(budget) and budget > 0):
         raise CurveError(f"the budget must be a positive amount of compute; got {budget!r}")
     checked_price(price, with_hours_of([run.curve if isinstance(run, Fit) else run for run in runs]))

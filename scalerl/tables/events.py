@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.errors import raising
 from scalerl.tables.documents import phase_of, phase_table
 from scalerl.tables.errors import CurveError, TooEarly
 from scalerl.tables.grids import labeled
@@ -27,7 +29,7 @@ def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
         directory: The directory that was given; None for files.
 
     Raises:
-        CurveError: tensorboard is not installed, or there are no scalars.
+        CurveError: tensorboard is not installed, a record is broken, or there are no scalars.
     """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -36,8 +38,10 @@ def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
     places: dict[Path, list[Row]] = {}
     for file in files:
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
-        events.Reload()
-        places.setdefault(file.parent, []).extend(file_rows(events))
+        with raising(CurveError, partial(damaged, file)):
+            events.Reload()
+            rows = file_rows(events)
+        places.setdefault(file.parent, []).extend(rows)
     # a directory with one row holds the settings of a run (hparams)
     tables = {place: table_of(rows) for place, rows in places.items() if len(rows) > 1} or {
         place: table_of(rows) for place, rows in places.items() if rows
@@ -53,6 +57,12 @@ def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
         }
     name = (directory or files[0]).name
     return replace(joined([*tables.values()]), form="TensorBoard", name=name)
+
+
+def damaged(file: Path, error: Exception) -> str:
+    """Return the message about a record that TensorBoard cannot read."""
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return f"{file}: a record is broken ({reason}); copy the file again, or export the run's scalars as CSV"
 
 
 def run_name(place: Path, directory: Path | None) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scalerl.core.files import parse_json
+from scalerl.core.limits import DATABASE_S
 from scalerl.tables.errors import Away, CurveError, TooEarly
 from scalerl.tables.grids import labeled
 from scalerl.tables.table import Builder, Table, joined, table_of
@@ -96,59 +99,114 @@ class WandbRun:
 # ------------------------------------------------------------------------------------------------------------ SQLite
 
 
+LONGEST_VALUE = 64 << 20
+"""Bytes of the longest text or binary value of a database."""
+LOOK = 100_000
+"""Instructions of SQLite between looks at the clock, a few milliseconds."""
+
+
+class Patience:
+    """Ends a query that gives no row for `DATABASE_S`: a database from elsewhere is a program too."""
+
+    def __init__(self) -> None:
+        """Begin to wait."""
+        self._since = time.monotonic()
+        self._raised: BaseException | None = None
+
+    def look(self) -> bool:
+        """Return whether to end the query. SQLite calls it, and drops what a handler of a signal raises in it."""
+        try:
+            return time.monotonic() - self._since > DATABASE_S
+        except BaseException as error:
+            self._raised = error
+            return True
+
+    def ask(self, base: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query.
+
+        Raises:
+            sqlite3.DatabaseError: None came in time.
+        """
+        self._since = time.monotonic()
+        try:
+            for row in base.execute(query):
+                yield row
+                self._since = time.monotonic()
+        except sqlite3.OperationalError as error:
+            if self._raised is not None:
+                raise self._raised from None
+            if self.look():
+                raise sqlite3.DatabaseError(f"a query gave no row in {DATABASE_S:g} s") from error
+            raise
+
+
 def read_sqlite(path: Path) -> Table:
     """Return the runs in the SQLite database of MLflow or Trackio.
+
+    Only tables are read: a view is a query by whoever made the file, which may never end.
 
     Raises:
         CurveError: The database is that of neither, or cannot be read.
     """
+    patience = Patience()
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)) as base:
-            tables = {
-                name for (name,) in base.execute("select name from sqlite_master where type in ('table', 'view')")
-            }
-            columns = (
-                {name for _, name, *_ in base.execute("pragma table_info(metrics)")} if "metrics" in tables else set()
+            base.set_progress_handler(patience.look, LOOK)
+            base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+            ask = partial(patience.ask, base)
+            # a virtual table has no page of its own
+            found = dict(ask("select name, type = 'table' and rootpage > 0 from sqlite_master "
+                             "where type in ('table', 'view')"))  # fmt: skip
+            tables = {name for name, stored in found.items() if stored}
+            metrics, runs = (
+                {column for _, column, *_ in ask(f"pragma table_info({name})")} if name in tables else set()
+                for name in ("metrics", "runs")
             )
-            if {"run_uuid", "key", "value", "step"} <= columns:
-                named = "runs" in tables
-                table = runs_table(mlflow_rows(base, named))
-                return replace(table, form="MLflow", name=path.name, ended=mlflow_end(base, named))
-            if {"run_name", "step", "metrics"} <= columns:
-                return replace(runs_table(trackio_rows(base)), form="Trackio", name=path.name)
+            named = {"run_uuid", "name", "status"} <= runs
+            if {"run_uuid", "key", "value", "step", "timestamp"} <= metrics:
+                table = runs_table(mlflow_rows(ask, named))
+                return replace(table, form="MLflow", name=path.name, ended=mlflow_end(ask, named))
+            if {"run_name", "step", "metrics", "timestamp", "id"} <= metrics:
+                return replace(runs_table(trackio_rows(ask)), form="Trackio", name=path.name)
     except sqlite3.OperationalError as error:  # locked, or being created
         raise Away(f"{path} is a database that cannot be read now ({error}); export the run as CSV") from error
     except sqlite3.Error as error:
         raise CurveError(f"{path} is a database that cannot be read ({error}); export the run as CSV") from error
-    raise (CurveError if tables else TooEarly)(
-        f"{path} is a SQLite database of neither MLflow nor Trackio (it has "
-        f"{', '.join(sorted(tables)) or 'no tables'}); export the run as CSV or JSON lines"
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CurveError(f"{path} is a database with a value of another kind than its tracker writes ({error}); "
+                         "export the run as CSV") from error  # fmt: skip
+    listed = [name if stored else f"{name}, which is no table" for name, stored in sorted(found.items())]
+    raise (CurveError if found else TooEarly)(
+        f"{path} is a SQLite database of neither MLflow nor Trackio (it has {', '.join(listed) or 'no tables'}); "
+        "export the run as CSV or JSON lines"
     )
 
 
-def mlflow_rows(base: sqlite3.Connection, named: bool) -> Iterator[tuple[str, float, dict[str, Any]]]:
+Ask = Callable[[str], Iterator[tuple[Any, ...]]]
+"""Returns the rows of a query."""
+
+
+def mlflow_rows(ask: Ask, named: bool) -> Iterator[tuple[str, float, dict[str, Any]]]:
     """Yield run, step and metrics of each step in MLflow's database."""
     name = "coalesce(runs.name, metrics.run_uuid)" if named else "metrics.run_uuid"
     runs = "left join runs on runs.run_uuid = metrics.run_uuid " if named else ""
     query = f"select {name}, step, timestamp, key, value from metrics {runs}order by timestamp"
-    for run, step, timestamp, metric, value in base.execute(query):
+    for run, step, timestamp, metric, value in ask(query):
         yield str(run), float(step), {metric: value, "_timestamp": timestamp / 1000}
 
 
-def mlflow_end(base: sqlite3.Connection, named: bool) -> str:
+def mlflow_end(ask: Ask, named: bool) -> str:
     """Return how the only run of MLflow's database ended; "" if it has not, or if there are several."""
-    states = [str(state).lower() for (state,) in base.execute("select status from runs")] if named else []
+    states = [str(state).lower() for (state,) in ask("select status from runs")] if named else []
     return states[0] if len(states) == 1 and states[0] in ENDS.values() else ""
 
 
-def trackio_rows(base: sqlite3.Connection) -> Iterator[tuple[str, float, dict[str, Any]]]:
+def trackio_rows(ask: Ask) -> Iterator[tuple[str, float, dict[str, Any]]]:
     """Yield run, step and metrics of each row in Trackio's database."""
-    for run, step, timestamp, metrics in base.execute(
-        "select run_name, step, timestamp, metrics from metrics order by id"
-    ):
+    for run, step, timestamp, metrics in ask("select run_name, step, timestamp, metrics from metrics order by id"):
         try:
-            row = json.loads(metrics)
-        except (TypeError, ValueError):
+            row = parse_json(metrics)
+        except (AttributeError, ValueError):  # it is no text, or no JSON
             continue
         if isinstance(row, dict):
             yield str(run), float(step or 0), {**row, "timestamp": str(timestamp)}

@@ -13,6 +13,7 @@ from scalerl.config.placement import Sandbox
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import load_function
+from scalerl.tasks.agents.harness import uncontained
 from scalerl.tasks.answers import ANSWER_FORM
 from scalerl.tasks.code_tests import BadTests, imports_of, read_tests
 from scalerl.tasks.repetition import question
@@ -20,7 +21,7 @@ from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.scoring import FunctionScorer, Scorer, judge_all, verifier_scorer
 from scalerl.tasks.user_rewards import Failures
 from scalerl.tasks.verifiers import VERIFIERS
-from scalerl.types import PROGRAMS, TURNS, Prompt
+from scalerl.types import AGENT, PROGRAMS, TURNS, Prompt
 
 CHECKED = 2_000
 """Largest number of references of a task that are checked; of more, those with the smallest ids, which are hashes."""
@@ -132,6 +133,17 @@ def sandbox_notes(tasks: Sequence[TaskData], sandbox: Sandbox, prompts: Sequence
     if not verified and not any(prompt.columns.get(PROGRAMS) for prompt in prompts if TURNS in prompt.columns):
         return []
     return [sandbox_line(sandbox, [prompt for prompt in prompts if prompt.task in verified])]
+
+
+def containment_notes(prompts: Sequence[Prompt]) -> list[str]:
+    """Return a line on what programs of agents may leave on this machine; an empty list if nothing."""
+    if not any(AGENT in prompt.columns for prompt in prompts) or not (problem := uncontained()):
+        return []
+    return [
+        f"this machine has no namespace of processes for programs of agents ({problem}): what a program starts is "
+        "killed when it ends, but a program that kills its parent process, the launcher, leaves its processes running. "
+        "Allow user namespaces (user.max_user_namespaces; in a container, its security options) to rule that out"
+    ]
 
 
 def sandbox_line(settings: Sandbox, prompts: Sequence[Prompt]) -> str:

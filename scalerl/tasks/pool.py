@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError, ProcessFailure
-from scalerl.core.processes import ProcessDied
+from scalerl.core.plugins import PluginError
+from scalerl.core.processes import ProcessDied, fault
 from scalerl.core.remote import LocalRemote, serve
 
 ATTEMPTS = 3
@@ -168,4 +169,9 @@ class _Caller:
             prepare(settings)
 
     def call(self, function: Callable[..., Any], words: tuple[Any, ...]) -> Any:
-        return function(*words)
+        try:
+            return function(*words)
+        except Exception:
+            raise
+        except BaseException as error:  # of the code of an environment: it must not end this process
+            raise PluginError(*fault(error)) from None

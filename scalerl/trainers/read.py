@@ -20,6 +20,13 @@ EXPORT = """python -c "import torch; print(torch.load('training_args.bin', weigh
 PICKLES = (b"PK\x03\x04", b"\x80")
 """First bytes of torch's files and of pickles, which run code when they are read."""
 
+LARGEST = 1 << 18
+"""Bytes of the largest configuration, some ten times the largest that a trainer prints. YAML takes 20 s per MB."""
+MOST_VALUES = 100_000
+"""Most values of a configuration, each counted as often as an alias of YAML repeats it."""
+LONGEST = 10_000
+"""Characters of the longest name, number, or value of a variable in a script."""
+
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Read the settings of a file; the levels of a nested file are joined with dots.
@@ -30,9 +37,9 @@ def read_settings(path: Path) -> dict[str, Any]:
         ConfigError: The file cannot be read, has none of the forms, or has no settings.
     """
     try:
-        content = read_bytes(path)
+        content = read_bytes(path, LARGEST)
     except OSError as error:
-        raise ConfigError(f"{path}: {trouble(error)}") from None
+        raise ConfigError(trouble(error)) from None
     if content.startswith(PICKLES):
         raise ConfigError(
             f"{path}: got a pickle of torch, which can run code when it is read; export the arguments as JSON where "
@@ -75,14 +82,40 @@ YAML = (".yaml", ".yml")
 def _yaml(text: str) -> Any:
     import yaml  # type: ignore[import-untyped]
 
+    loader = yaml.SafeLoader(text)
     try:
-        return yaml.safe_load(text)
+        node = loader.get_single_node()
+        _count(node, {})
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
+    finally:
+        loader.dispose()
+
+
+def _count(node: Any, counted: dict[int, int]) -> int:
+    """Return how many values a node of YAML has once its aliases are replaced.
+
+    Raises:
+        ValueError: They are more than `MOST_VALUES`, an alias contains itself, or a name or number is too long.
+    """
+    if node is None or isinstance(node.value, str):
+        if node is not None and len(node.value) > LONGEST and node.tag != "tag:yaml.org,2002:str":
+            raise ValueError(f"got a number or date of {len(node.value):,} characters; allowed: at most {LONGEST:,}")
+        return 1
+    if id(node) not in counted:
+        counted[id(node)] = MOST_VALUES  # for an alias within it
+        inner = (part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,)))
+        counted[id(node)] = 1 + sum(_count(part, counted) for part in inner)
+    if counted[id(node)] > MOST_VALUES:
+        raise ValueError(f"with its aliases it has more than {MOST_VALUES:,} values, or one that contains itself")
+    return counted[id(node)]
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values. Names that are written with dots are joined as they are."""
+    if len(prefix) > LONGEST:
+        raise ValueError(f"got a name of {len(prefix):,} characters; allowed: at most {LONGEST:,}")
     if not isinstance(value, Mapping):
         if prefix:
             yield prefix, value
@@ -92,7 +125,7 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*\.[\w.]+)=(.*)", re.DOTALL)
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 """An override of Hydra or OmegaConf, such as `trainer.algorithm.eps_clip_low=0.2`."""
 VARIABLE = re.compile(r"\$\{?(\w+)(?::-([^}]*))?\}?")
 
@@ -139,10 +172,13 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Return a text with its variables replaced, unless it grows beyond `LONGEST`: each may repeat another twice."""
+
     def replaced(match: re.Match[str]) -> str:
         return variables.get(match[1], match[2] if match[2] is not None else match[0])
 
-    return VARIABLE.sub(replaced, text)
+    longer = sum(len(replaced(match)) for match in VARIABLE.finditer(text))
+    return UNRESOLVED if longer > LONGEST else VARIABLE.sub(replaced, text)
 
 
 def _value(text: str, variables: Mapping[str, str]) -> Any:

@@ -53,7 +53,7 @@ from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.tasks.checks import check_rewards, reference_notes, repetition_notes, sandbox_notes
+from scalerl.tasks.checks import check_rewards, containment_notes, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.display import RunDisplay
@@ -308,6 +308,7 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
     """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
     tasks, scoring, all_prompts = config.data, config.scoring, prompts.all_prompts
     notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(tasks, scoring.sandbox, all_prompts)]
+    notes += containment_notes(all_prompts)
     if not state:  # a resumed run has passed this check when it started
         notes += [*reference_notes(tasks, scoring, all_prompts), *repetition_notes(tasks, scoring, all_prompts)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))

@@ -23,7 +23,7 @@ from scalerl.placement.choices import loop_device, schedule_name
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.testing import check_engine_plugin
-from scalerl.training.warm_start import is_whole, warm_start, warm_start_directory
+from scalerl.training.warm_start import fault, warm_start, warm_start_directory
 
 
 def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> str:
@@ -41,8 +41,10 @@ def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> 
         check_model_files(config.model.path)
         return config.model.path
     directory = warm_start_directory(config.model, config.data)
-    if is_whole(directory):
+    if not (problem := fault(directory)):
         return str(directory)
+    if directory.exists():
+        note(f"warm start: {directory} is damaged, so it is trained again: {problem}")
     note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
     steps = config.model.warm_start.steps
     with Heartbeat(run, phase="warm start") as beating:

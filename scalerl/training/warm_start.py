@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from torch import Tensor
 from scalerl.config import TinyModel
 from scalerl.config.base import replace
 from scalerl.config.data import TaskData, generated_tasks
-from scalerl.core.errors import ConfigError
-from scalerl.core.files import as_umask, cache_root
+from scalerl.core.errors import ConfigError, UserError
+from scalerl.core.files import as_umask, cache_root, read_json, trouble
+from scalerl.core.manifest import MANIFEST, check_files, seal
 from scalerl.models.files import check_model_files
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
@@ -40,6 +42,8 @@ ATTEMPTS = 3
 WEIGHT_DECAY = 0.3
 """Weight decay of the warm start. It keeps the weights small: with 0.01 the model amplified FP32 rounding more than
 twice as much."""
+LOG = "warm_start.json"
+"""File with the loss and the accuracy of the training."""
 _RECIPE_VERSION = 2
 """Part of the cache key; increase it when the output of this file changes."""
 
@@ -57,15 +61,22 @@ def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
     return cache_root() / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
 
-def is_whole(directory: Path) -> bool:
-    """Return whether a directory has a warm start with undamaged files."""
+def fault(directory: Path) -> str:
+    """Return why a directory is no warm start as it was written; empty if it is one."""
     try:
-        check_model_files(str(directory))
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            json.loads((directory / name).read_text())
-    except (ConfigError, OSError, ValueError):
-        return False
-    return (directory / "warm_start.json").exists()
+        if (directory / LOG).exists() and not (directory / MANIFEST).exists():  # of an earlier version
+            check_model_files(str(directory))
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                read_json(directory / name)
+            with suppress(OSError):  # another user's cache
+                seal(directory, 0)
+            return ""
+        check_files(directory)
+    except (UserError, ValueError) as error:
+        return str(error)
+    except OSError as error:
+        return trouble(error)
+    return ""
 
 
 def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, report: Report) -> Path:
@@ -78,12 +89,13 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         report: Function called every 50 updates with step and loss, and at the end with the accuracy of the gate.
 
     Raises:
-        ConfigError: The model did not pass the gate; nothing is saved.
+        ConfigError: The model did not pass the gate, or could not be saved; nothing is saved.
     """
-    if is_whole(directory):
+    if not (problem := fault(directory)):
         return directory
     if directory.parent == cache_root():
         shutil.rmtree(directory, ignore_errors=True)  # damaged, for example by a loss of power
+    _check_place(directory, problem)
     tokenizer = make_tokenizer()
     history: list[dict[str, float]] = []
     for attempt in range(ATTEMPTS):
@@ -112,6 +124,20 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     return directory
 
 
+def _check_place(directory: Path, problem: str) -> None:
+    """Check before minutes of training that the result can be saved.
+
+    Raises:
+        ConfigError: A damaged directory is still there, or this user may not make one.
+    """
+    own = "or set SCALERL_CACHE to a directory of your own"
+    if os.path.lexists(directory) and not (directory.is_dir() and not any(directory.iterdir())):
+        raise ConfigError(f"model.warm_start: {directory} cannot be used ({problem}) or removed; remove it, {own}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(directory.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"model.warm_start: no file can be made in {directory.parent}; change its permissions, {own}")
+
+
 def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], directory: Path) -> None:
     """Write the directory atomically, under a temporary name first."""
     temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
@@ -119,10 +145,11 @@ def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], d
         policy.model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         as_umask(temporary)
-        (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
+        (temporary / LOG).write_text("".join(json.dumps(row) + "\n" for row in history))
+        seal(temporary, 0)
         temporary.rename(directory)  # replaces an empty directory; fails if it is not empty
     except OSError:
-        if not (directory / "warm_start.json").exists():  # otherwise another process saved the same model
+        if fault(directory):  # otherwise another process saved the same model
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import ConfigError, UserError
+from scalerl.core.files import open_regular
 from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
 from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
@@ -248,7 +249,7 @@ def too_early_below(rows: int) -> Iterator[None]:
 def lines_in(file: Path) -> int:
     """Return the number of lines of a file, up to `MIN_POINTS`; 0 if it cannot be read."""
     try:
-        with file.open("rb") as lines:
+        with open_regular(file) as lines:
             return sum(1 for _ in islice(lines, MIN_POINTS))
     except OSError:
         return 0

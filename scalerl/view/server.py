@@ -15,9 +15,11 @@ import ipaddress
 import json
 import math
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -28,8 +30,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from scalerl.core.addresses import comes_from_this_user, is_loopback
+from scalerl.core.addresses import comes_from_this_user, is_loopback, most_connections
 from scalerl.scaling import CurveError
 from scalerl.view.analysis import Analysis, analyze
 from scalerl.view.frozen import plotly_script
@@ -41,6 +44,9 @@ from scalerl.view.watcher import POLL_S, Watcher
 
 MOST_ANALYSES = 200
 """Largest number of analyses that are kept for pages that are open."""
+
+QUEUE = 128
+"""Connections that may wait until they are accepted."""
 
 BEAT_S = 15.0
 """Interval in seconds between comments in a stream without changes; they detect closed pages."""
@@ -351,6 +357,35 @@ OF_RUN: dict[str, Callable[[FollowedRun, Mapping[str, str]], dict[str, Any]]] = 
 """Data of a run by the last part of the address; a ValueError is a wrong query."""
 
 
+class _Connection(H11Protocol):
+    """A connection; when more are open than may be, the one that has waited longest for its request is closed.
+
+    Everybody on this machine can connect, without the token: half requests must not take all file descriptors.
+    """
+
+    most = 0
+    """Most open connections."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Count the connection."""
+        super().connection_made(transport)
+        self.since = time.monotonic()
+        if len(self.connections) > self.most:
+            open_ones = [one for one in self.connections if isinstance(one, _Connection)]
+            waiting = [one for one in open_ones if one.conn.their_state in (h11.IDLE, h11.SEND_BODY)]
+            min(waiting, key=lambda one: one.since).transport.abort()  # this one waits, too
+
+
+class _Server(uvicorn.Server):
+    """A server that accepts one connection at a time while others wait in the kernel."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
+
+
 def server_of(
     watcher: Watcher, listening: socket.socket, host: str, token: str, invitation: str = ""
 ) -> uvicorn.Server:
@@ -364,12 +399,15 @@ def server_of(
         invitation: Replaces the token once, for a process of this user; empty: none.
     """
     server: uvicorn.Server
+    most = most_connections()
 
     pages = Pages(watcher, lambda: server.should_exit)
     app = Guard(pages.app(), host, listening.getsockname()[1], token, invitation)
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             app,
+            http=type("Connection", (_Connection,), {"most": most}),
+            backlog=1,  # asyncio accepts as many at once, before it knows of them
             log_level="error",
             access_log=False,
             server_header=False,

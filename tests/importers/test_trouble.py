@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import builders
@@ -54,6 +55,16 @@ def test_a_pipe_among_event_files_does_not_block(tmp_path):
         events = next((Path(__file__).parent / "logs").rglob("*tfevents*"))
         shutil.copy(events, tmp_path / "logs/events.out.tfevents.1")
         assert {path.name for path in event_files(tmp_path / "logs")} == {"events.out.tfevents.1"}
+
+
+@pytest.mark.parametrize("record", [b"\xff\xff\xff\xff", b"\x1a\x04\xff\xfe\xff\xff", b"\x2a\x02\xff"])
+def test_a_broken_record_of_tensorboard_with_a_right_checksum_is_one_line(record, tmp_path):
+    checksum = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow").masked_crc32c
+    size = struct.pack("<Q", len(record))
+    whole = size + struct.pack("<I", checksum(size)) + record + struct.pack("<I", checksum(record))
+    sound = next((Path(__file__).parent / "logs").rglob("*tfevents*")).read_bytes()
+    text = refusal(save(tmp_path, sound + whole, "events.out.tfevents.1"))
+    assert "a record is broken" in text and "copy the file again" in text and "\n" not in text
 
 
 @pytest.mark.parametrize("twice", [False, True])

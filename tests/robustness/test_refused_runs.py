@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from json_rows import lines
 
-from robustness.campaign import Case, check_here, write
+from robustness.campaign import SECONDS, Case, check_here, within, write
 from scalerl.cli.exits import guarded
 from scalerl.cluster.measured import read_run
 from scalerl.config import PRESETS, to_toml
@@ -126,3 +126,53 @@ def test_errors_of_the_operating_system_become_messages_about_a_path(capsys, mon
     unknown = ConnectionRefusedError(errno.ECONNREFUSED, "refused")
     with pytest.raises(ConnectionRefusedError):  # an error without a path is not the user's fault, so it propagates
         guarded(lambda: (_ for _ in ()).throw(unknown))
+
+
+def a_run(here):
+    """Write a run of every kind of file that a command reads; return its directory."""
+    from scalerl.training.run_info import run_info
+
+    run = here / "run"
+    (run / "rollouts").mkdir(parents=True)
+    status = {"state": "finished", "message": "", "host": "h", "pid": 1, "started": 1.0, "beat": 2.0, "phase": ""}
+    event = {"step": 3, "kind": "warning", "key": "truncated", "text": "12% are truncated"}
+    sample = {"step": 3, "task": "arithmetic", "prompt": "1+1=", "completion": "2", "reward": 1.0}
+    for name, text in (
+        ("config.toml", CONFIG), ("run.json", run_info(PRESETS["lab"]).to_json()), ("status.json", json.dumps(status)),
+        ("summary.json", "{}"), ("loggers.json", "{}"), ("points.jsonl", lines(POINTS)),
+        ("metrics.jsonl", lines(METRICS)), ("events.jsonl", lines([event])), ("rollouts.jsonl", lines([sample])),
+        ("rollouts/samples.jsonl", lines([sample])), ("rollouts/samples.bin", "bytes"), (".lock", ""),
+    ):  # fmt: skip
+        (run / name).write_text(text)
+    return run
+
+
+@pytest.mark.parametrize("words", [
+    ("fit", "run"), ("report", "run", "-o", "page.html"), ("ls", "."), ("import", "run", "-o", "points.jsonl"),
+    ("follow", "run", "--patience", "1e-9", "--every", "0.01"), ("upgrade", "run"), ("resume", "run"),
+    ("plan", "--from", "run"), ("train", "run/config.toml", "--dry-run"),
+    ("compare", "run", "--versus", "run"), ("frontier", "run", "--vary", "model.width", "--budget", "1"),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_directory_in_place_of_a_file_of_a_run_keeps_no_command_waiting(
+    kind, words, tmp_path, monkeypatch, capsys
+):
+    from scalerl.cli.main import main
+
+    run = a_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names = sorted(str(path.relative_to(run)) for path in run.rglob("*") if path.is_file())
+    if words[0] in ("resume", "train", "plan"):  # with the others they refuse nothing, and go on for seconds
+        names = ["config.toml", *(["metrics.jsonl"] if kind is os.mkfifo else [])]
+    for name in names:
+        (run / name).rename(tmp_path / "aside")
+        kind(run / name)
+        with within(SECONDS, f"{words} with {name}"):
+            try:
+                assert main([*words]) in (0, 1, 2)
+            except SystemExit as end:
+                assert end.code in (0, 1, 2)
+        assert "Traceback" not in (text := "".join(capsys.readouterr())) and text, name
+        (run / name).rmdir() if kind is os.mkdir else (run / name).unlink()
+        (tmp_path / "aside").rename(run / name)
+        (tmp_path / "points.jsonl").unlink(missing_ok=True)

@@ -421,3 +421,12 @@ def test_fewer_than_four_settings_decide_nothing(widths, few):
     assert answer.best.setting == {"width": widths[-1]}
     if few:
         assert answer.sentence.startswith("Cannot say yet") and f"only {few} settings were run" in answer.sentence
+
+
+def test_more_runs_than_memory_allows_are_refused_before_they_are_read(capsys):
+    """10,000 runs took 5.4 GB and minutes."""
+    words = ["runs-that-are-not-read.csv"] * 1001
+    code, out, text = call(capsys, "frontier", *words, "--vary", "lr", "--budget", "1")
+    assert code == 2 and out == "" and "got 1,001 runs; allowed: at most 1,000" in text
+    with pytest.raises(CurveError, match="got 1,001 runs"):
+        frontier([None] * 1001, [{}] * 1001, 1.0)

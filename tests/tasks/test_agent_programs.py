@@ -15,7 +15,9 @@ from scalerl.config.overrides import build
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.sources import agent_rows
-from scalerl.tasks.agents import harness
+from scalerl.tasks import checks
+from scalerl.tasks.agents import harness, launcher
+from scalerl.types import AGENT, Prompt
 
 KEY = "sk-of-this-rollout"
 
@@ -114,6 +116,15 @@ def sleepers():
     return [pid for pid in runs.everyone() if "time.sleep(99.25)" in runs.command_of(pid)]
 
 
+@pytest.fixture(params=[launcher.CONTAINED, launcher.SUPERVISED])
+def kind(request, monkeypatch):
+    """Run programs in a namespace, and as children."""
+    if request.param == launcher.CONTAINED and harness.uncontained():
+        pytest.skip(harness.uncontained())
+    monkeypatch.setattr(harness, "kind_of_launcher", lambda: request.param)
+
+
+@pytest.mark.usefixtures("kind")
 def test_no_process_of_a_program_outlives_it():
     assert python(ESCAPES).reward == 1
     assert sleepers() == []
@@ -121,6 +132,48 @@ def test_no_process_of_a_program_outlives_it():
     assert sleepers() == []
 
 
+ATTACKS = {
+    "kills its parent": "os.kill(os.getppid(), 9)",
+    "stops its parent": "os.kill(os.getppid(), 19)",
+    "interrupts its parent": "os.kill(os.getppid(), 2)",
+    "kills its parent after its reward": "print('{\"reward\": 1}', flush=True); os.kill(os.getppid(), 9)",
+    "kills all it sees": "[os.kill(int(n), 9) for n in os.listdir('/proc') if n.isdecimal() and n != str(os.getpid())]",
+    "kills all that it may": "os.kill(-1, 9)",
+    "adopts": "import ctypes; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.kill(os.getppid(), 9)",
+}
+
+
+@pytest.mark.skipif(bool(harness.uncontained()), reason=harness.uncontained())
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_a_program_in_a_namespace_cannot_end_what_supervises_it(attack):
+    report = python(f"{ESCAPES}\n{attack}\ntime.sleep(99.25)", rollout_s=1.0)
+    assert "longer than data.rollout_s = 1 s" in report.problem and sleepers() == []
+
+
+@pytest.mark.skipif(bool(harness.uncontained()), reason=harness.uncontained())
+def test_programs_in_namespaces_have_numbers_and_files_of_their_own_machine():
+    code = """
+import json, os
+own = int(os.readlink('/proc/self'))
+print(json.dumps({'reward': own == os.getpid(), 'seen': sum(n.isdecimal() for n in os.listdir('/proc')),
+                  'user': os.getuid(), 'id': own, 'files': os.path.exists(os.getcwd())}))
+"""
+    one, two = python(code), python(code)
+    assert (one.reward, one.metrics["seen"], one.metrics["user"], one.metrics["files"]) == (1, 2, os.getuid(), 1)
+    assert one.metrics["id"] != two.metrics["id"]
+
+
+def test_the_first_lines_of_a_run_say_that_programs_are_not_contained(monkeypatch):
+    prompt = Prompt("0", "", (1,), "", "agent", {AGENT: {}})
+    monkeypatch.setattr(checks, "uncontained", lambda: "no namespace of processes: Operation not permitted")
+    (note,) = checks.containment_notes([prompt])
+    assert "Operation not permitted" in note and "leaves its processes running" in note
+    assert checks.containment_notes([Prompt("0", "", (1,), "", "agent", {})]) == []
+    monkeypatch.setattr(checks, "uncontained", lambda: "")
+    assert checks.containment_notes([prompt]) == []
+
+
+@pytest.mark.usefixtures("kind")
 def test_programs_end_when_the_process_that_runs_them_is_killed():
     paths = [os.path.dirname(runs.__file__), os.path.dirname(__file__)]
     code = f"import sys; sys.path[:0] = {paths!r}; import test_agent_programs as t;"
@@ -190,6 +243,7 @@ def once(function, row=None, **changes):
     return harness.run(settings, row or {}, "http://127.0.0.1:1/v1", KEY, own_s, lambda: False)
 
 
+@pytest.mark.usefixtures("kind")
 def test_a_function_that_is_imported_once_is_called_in_processes_of_its_own(user_code, nurseries):
     user_code(
         "warm_agent",

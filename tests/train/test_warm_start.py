@@ -1,6 +1,7 @@
 """The lab's warm start: its vocabulary, its gate, its cache and its log."""
 
 import json
+import os
 import time
 from itertools import islice
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from scalerl.training import launch, run_model
 from scalerl.training import warm_start as module
 from scalerl.training.warm_start import (
     fact_accuracy,
-    is_whole,
+    fault,
     make_model,
     make_tokenizer,
     warm_start,
@@ -77,16 +78,61 @@ def test_a_warm_start_is_trained_once_and_keeps_its_log(tmp_path, monkeypatch):
     assert (path / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_cached_warm_start_that_is_cut_off_is_trained_again(name, tmp_path, monkeypatch):
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Return the directory of a warm start in a cache of its own."""
     monkeypatch.setattr(module, "GATE", 0.0)
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
-    path = warm_start(SMALL, TASK, warm_start_directory(SMALL, TASK), lambda row: None)
-    whole = (path / name).read_bytes()
-    (path / name).write_bytes(whole[: len(whole) // 2])
-    assert not is_whole(path)
-    warm_start(SMALL, TASK, path, lambda row: None)
-    assert (path / name).read_bytes() == whole
+    torch.set_num_threads(1)  # as in the test that trains again; the bits depend on it
+    return warm_start(SMALL, TASK, warm_start_directory(SMALL, TASK), lambda row: None)
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # a weight, where nothing else would notice
+    path.write_bytes(content)
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize("damage", [cut_off, flip, pipe])
+def test_a_cached_warm_start_that_was_damaged_is_trained_again_and_the_run_says_so(name, damage, kept, tmp_path):
+    whole, notes = (kept / name).read_bytes(), []
+    damage(kept / name)
+    config = SimpleNamespace(model=SMALL, data=TASK, hardware=SimpleNamespace(trainer_threads=1, generator_threads=0))
+    assert run_model.model_path_of(config, tmp_path, notes.append) == str(kept)
+    assert (kept / name).read_bytes() == whole and fault(kept) == ""
+    assert name in notes[0] and "is damaged, so it is trained again" in notes[0] and str(kept) in notes[0]
+
+
+def test_a_warm_start_of_an_earlier_version_is_kept_and_gets_its_digests(kept, monkeypatch):
+    (kept / "manifest.json").unlink()
+    assert fault(kept) == "" and (kept / "manifest.json").exists()
+    flip(kept / "model.safetensors")
+    assert "model.safetensors has other contents" in fault(kept)
+
+
+def test_a_damaged_warm_start_that_cannot_be_removed_ends_before_the_training(kept, monkeypatch):
+    flip(kept / "model.safetensors")
+    monkeypatch.setattr(module.shutil, "rmtree", lambda *args, **kwargs: None)  # it is another user's
+    monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained"))
+    with pytest.raises(ConfigError, match=r"cannot be used \(model.safetensors has other .*or removed.*SCALERL_CACHE"):
+        warm_start(SMALL, TASK, kept, lambda row: None)
+
+
+def test_a_cache_that_cannot_be_written_ends_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("trained"))
+    with pytest.raises(ConfigError, match=r"no file can be made in .*SCALERL_CACHE"):
+        warm_start(SMALL, TASK, tmp_path / "made", lambda row: None)
 
 
 def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path, monkeypatch):

@@ -309,6 +309,56 @@ def test_a_file_that_is_no_configuration_is_one_line(name, content, words, match
     assert code == 2 and out == "" and text.count("\n") == 1 and match in text and str(path) in text
 
 
+def doubled(count):
+    """Return YAML of a few hundred bytes, with 2 ** count values once its aliases are replaced."""
+    return "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, count))
+
+
+def merged(count):
+    """Return YAML whose merge keys double the entries at every line."""
+    return "m0: &m0 {x: 1}\n" + "".join(
+        f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}], k{n}: 1}}\n" for n in range(1, count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.yaml", doubled(60), "more than 100,000 values"),
+        ("a.yaml", merged(60), "more than 100,000 values"),
+        ("a.yaml", "a: &a\n  b: *a\n", "one that contains itself"),
+        ("a.yaml", "a: " + "1:" * 20_000 + "1", "a number or date of 40,001 characters"),
+        ("a.json", '{"' + "n" * 100_000 + '": {"a": 1, "b": 2}}', "a name of 100,000 characters"),
+        ("a.yaml", "a: &a {b: &b {c: 1}}\nd: *a\ne: *b", "without settings of trl"),  # aliases as people use them
+    ],
+)
+def test_a_configuration_that_would_grow_without_limit_is_one_line(name, content, match, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_text(content)
+    code, out, text = call(capsys, "recipes", "--check", path)
+    assert code == 2 and out == "" and text.count("\n") == 1 and match in text and len(text) < 500
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.json", "a.toml", "a.sh"])
+def test_a_sparse_file_of_five_gigabytes_is_not_read(name, tmp_path, capsys):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(5 << 30)
+    code, _, text = call(capsys, "recipes", "--check", tmp_path / name)
+    assert code == 2 and "got 5,368,709,120 bytes; allowed: at most 262,144" in text
+
+
+def test_a_variable_of_a_script_that_doubles_is_not_replaced(tmp_path):
+    lines = ["V0=xx", *(f"V{n}=$V{n - 1}$V{n - 1}" for n in range(1, 60)), "train --eps-clip 0.2 --lr $V59 --n $V3"]
+    (tmp_path / "a.sh").write_text("\n".join(lines))
+    assert read_settings(tmp_path / "a.sh") == {"--eps-clip": 0.2, "--lr": UNRESOLVED, "--n": "xx" * 8}
+
+
+def test_a_long_word_of_a_script_is_compared_once(tmp_path):
+    """A pattern that can split the word at every dot would take an hour."""
+    (tmp_path / "a.sh").write_text("train " + "a." * 100_000 + " --eps-clip 0.2")
+    assert read_settings(tmp_path / "a.sh") == {"--eps-clip": 0.2}
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [

@@ -1,5 +1,6 @@
 """The state of a run, from its files."""
 
+import errno
 import json
 import os
 import time
@@ -10,7 +11,7 @@ from watched import point, write_run
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.rows import RowFile
-from scalerl.core.status import Heartbeat, read_status
+from scalerl.core.status import Heartbeat, _overwrite, read_status
 from scalerl.training.run_info import run_info
 from scalerl.types import EvalPoint
 from scalerl.view.run import FollowedRun, RunView
@@ -114,3 +115,27 @@ def test_runs_and_studies_are_found_below_a_directory(tmp_path):
     assert find([tmp_path / "runs/two", tmp_path / "studies"]) == ([two, inner], [tmp_path / "studies/loo"])
     with pytest.raises(ConfigError, match="nowhere: no such directory"):
         find([tmp_path / "nowhere"])
+
+
+def test_a_full_disk_has_room_for_the_end_of_a_run(tmp_path, monkeypatch):
+    """A new file finds no block there, but the block of the old one stays."""
+    with pytest.raises(OSError, match="No space"), Heartbeat(tmp_path) as beating:
+        beating.phase("training")
+
+        def full(path, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        monkeypatch.setattr("scalerl.core.status.write_whole", full)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    status = read_status(tmp_path)
+    assert status.state == "failed" and "No space left" in status.message
+
+
+def test_a_status_that_is_a_pipe_or_a_link_is_not_written_over(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    for block in (os.mkfifo, lambda path: os.symlink("victim", path)):
+        block(path := tmp_path / "status.json")
+        with pytest.raises(OSError):
+            _overwrite(path, b"new")
+        path.unlink()
+    assert (tmp_path / "victim").read_text() == "mine"

@@ -25,12 +25,13 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from scalerl.core.files import atomic_file, cache_root
+from scalerl.core.files import atomic_file, cache_root, is_own, read_bytes
 
 NAME = "scalerl_slots"
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
@@ -236,30 +237,46 @@ def _pointers(*tensors: Tensor) -> Iterator[int]:
 
 @cache
 def _load() -> Any:
-    """Load the library, compiled once per machine, compiler and version of the source."""
+    """Load the library, compiled once per machine, compiler and version of the source; without a cache, each time."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
         raise _NoCompiler
     version = _run(compiler, "--version")
     key = hashlib.sha256("\0".join([SOURCE.read_text(), version, *FLAGS, cpu()]).encode()).hexdigest()[:16]
     binary = cache_root() / "kernels" / f"{key}.so"
-    if not _is_whole(binary):
-        binary.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(binary) as temporary:
-            _run(compiler, *FLAGS, "-o", str(temporary), str(SOURCE), "-lm")
-            content = temporary.read_bytes()
-            temporary.write_bytes(content + hashlib.sha256(content).digest())  # bytes after the end are ignored
-    library = ctypes.CDLL(str(binary))
+    if _is_usable(binary):
+        library = ctypes.CDLL(str(binary))
+    else:
+        with TemporaryDirectory(prefix="scalerl-") as temporary:
+            built = Path(temporary) / binary.name
+            _run(compiler, *FLAGS, "-o", str(built), str(SOURCE), "-lm")
+            # the cache may be full, or may not be writable; programs may not run from the temporary directory
+            library = ctypes.CDLL(str(binary if _store(built, binary) else built))
     for name, types in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
     return library
 
 
-def _is_whole(library: Path) -> bool:
-    """Return whether a library ends with its digest; to load one that is cut off kills the process (SIGBUS)."""
-    content = library.read_bytes() if library.exists() else b""
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+def _store(built: Path, binary: Path) -> bool:
+    """Copy a library to the cache; return whether it is there now. If not, the next process compiles again."""
+    content = built.read_bytes()
+    try:
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(binary) as temporary:
+            temporary.write_bytes(content + hashlib.sha256(content).digest())  # bytes after the end are ignored
+    except OSError:
+        return False
+    return _is_usable(binary)
+
+
+def _is_usable(library: Path) -> bool:
+    """Return whether a library is this user's and ends with its digest; loading part of one kills the process."""
+    try:
+        content = read_bytes(library)
+        return is_own(library) and hashlib.sha256(content[:-32]).digest() == content[-32:]
+    except OSError:
+        return False
 
 
 def _run(*command: str) -> str:

@@ -122,11 +122,20 @@ class Conversations:
         Raises:
             Refused: The chat template fails, the conversation is too long, or it was changed and the task forbids it.
         """
+        most = self.settings["max_prompt_tokens"]
+        # before they are rendered and encoded, which takes long; each message has a token at least
+        for count, allowed, what in (
+            (_size(request), most * self._text.longest, "bytes of text"),
+            (len(request.messages), most, "messages"),
+        ):
+            if count > allowed:
+                raise Refused(f"this conversation has {count:,} {what}; allowed: {allowed:,}, which are {most} tokens "
+                              "or more (data.max_prompt_tokens)", code="context_length_exceeded")  # fmt: skip
         plan = self._of_chat(request) if request.messages else self._of_completion(request.text)
         if plan.changed and self.settings["changed_history"] == "refuse":
             raise Refused("messages: they differ from those of this conversation before; allowed: its messages as they "
                           "were sent, with new ones after them (data.changed_history = 'refuse')")  # fmt: skip
-        if len(plan.tokens) > (most := self.settings["max_prompt_tokens"]):
+        if len(plan.tokens) > most:
             raise Refused(f"this conversation has {len(plan.tokens)} tokens; allowed: {most} (data.max_prompt_tokens)",
                           code="context_length_exceeded")  # fmt: skip
         return plan
@@ -264,6 +273,13 @@ def _first(rollout: Rollout, count: int) -> Rollout:
         sizes, ids = rollout.nucleus
         parts["nucleus"] = (sizes[:count], ids[: int(sizes[:count].sum())])
     return replace(rollout, **parts)
+
+
+def _size(request: TurnRequest) -> int:
+    """Return the bytes of the texts that become tokens."""
+    tools = (json.dumps(tool, ensure_ascii=False) for tool in request.tools)
+    texts = (request.text, *(message.content for message in request.messages), *tools)
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 def _plain(messages: Iterable[ChatMessage]) -> list[dict[str, str]]:

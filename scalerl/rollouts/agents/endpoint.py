@@ -1,7 +1,7 @@
 """The HTTP server of the programs of agents: /v1/chat/completions, /v1/completions and /v1/models.
 
 Each rollout has a key. A request with it is checked, becomes tokens, waits for the policy, and is answered. The server
-runs in a thread; the engine's thread answers its calls (engine.py).
+runs in a thread (connections.py); the engine's thread answers its calls (engine.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -27,14 +26,13 @@ from scalerl.core.addresses import is_loopback
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import trouble
 from scalerl.models.text import TokenText
-from scalerl.rollouts.agents.conversations import Conversations
-from scalerl.rollouts.agents.protocol import CHAT, COMPLETION, MOST_BYTES, Refused, Turn, read_request
+from scalerl.rollouts.agents.connections import Server
+from scalerl.rollouts.agents.conversations import Conversations, Plan
+from scalerl.rollouts.agents.protocol import CHAT, COMPLETION, MOST_BYTES, Refused, Turn, TurnRequest, read_request
 from scalerl.types import Rollout
 
 CONNECTED_S = 0.5
 """Seconds between looks whether a program that waits is still connected."""
-KEPT_S = 3600
-"""Seconds for which an idle connection stays open; a server that closes it first could do so during a request."""
 MOST_ENDED = 10_000
 """Keys of rollouts that have ended for which a late call gets an answer of its own."""
 
@@ -59,11 +57,17 @@ class Session:
     disconnects: int = 0
     """Requests whose connection was closed before the answer."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held for a moment, for the fields of this class."""
+    planning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while `conversations` is used, which may take long."""
     closed: bool = False
+    _asked: int = 0
+    """Turns that were asked for, those under way and those that nobody waited for included."""
     _started: float = field(default_factory=time.monotonic)
     _waiting: int = 0
     _waiting_since: float = 0.0
     _waited_s: float = 0.0
+    _waited_until: float = 0.0
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -74,12 +78,28 @@ class Session:
         """Begin to count its time."""
         self._started = time.monotonic()
 
+    def reserve_turn(self) -> None:
+        """Count a turn before it is sampled.
+
+        Raises:
+            Refused: The rollout had its turns.
+        """
+        with self.lock:
+            if self._asked >= (most := self.settings["turns"]):
+                raise Refused(f"this rollout had its {most} turns (data.turns)", code="turn_limit")
+            self._asked += 1
+
+    def return_turn(self) -> None:
+        """Take back a turn that is not sampled."""
+        with self.lock:
+            self._asked -= 1
+
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the time inside the block as waiting for the policy."""
+    def waiting(self, arrived: float) -> Iterator[None]:
+        """Count the time since a request arrived, and that inside the block, as waiting for the policy."""
         with self.lock:
             if not self._waiting:
-                self._waiting_since = time.monotonic()
+                self._waiting_since = max(arrived, self._waited_until)
             self._waiting += 1
         try:
             yield
@@ -87,7 +107,8 @@ class Session:
             with self.lock:
                 self._waiting -= 1
                 if not self._waiting:
-                    self._waited_s += time.monotonic() - self._waiting_since
+                    self._waited_until = time.monotonic()
+                    self._waited_s += self._waited_until - self._waiting_since
 
     def own_s(self) -> float:
         """Return the seconds in which the program did not wait for the policy."""
@@ -104,13 +125,14 @@ class Session:
 class Endpoint:
     """A server on one address of this machine."""
 
-    def __init__(self, host: str, url_host: str, text: TokenText) -> None:
+    def __init__(self, host: str, url_host: str, text: TokenText, server: Server) -> None:
         """Start listening on a free port.
 
         Args:
             host: Address on which it listens.
             url_host: Name of this machine for programs; empty: that of `host`.
             text: Decoder of the policy's tokens.
+            server: Server of this process.
 
         Raises:
             ConfigError: This machine does not have the address.
@@ -138,26 +160,7 @@ class Endpoint:
             Route("/v1/models/{name:path}", self._models, methods=["GET"]),
         ]
         app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app, log_level="critical", access_log=False, server_header=False, date_header=False, lifespan="off",
-                proxy_headers=False, timeout_keep_alive=KEPT_S,
-            )
-        )  # fmt: skip
-        # a daemon, because the process may end while programs are connected
-        threading.Thread(target=self._serve, name="endpoint", daemon=True).start()
-
-    def _serve(self) -> None:
-        """Serve requests.
-
-        Consumes: requests. Produces: answers. Waits for: clients, and the engine's thread. Unblocked by: `close`, or
-        the end of the process.
-        """
-        asyncio.run(self._server.serve(sockets=[self._socket]))
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.should_exit = True
+        server.listen(self._socket, app)
 
     def open(self, session: Session) -> str:
         """Begin to serve a rollout; return its key."""
@@ -183,6 +186,7 @@ class Endpoint:
     def _session(self, request: Request) -> Session:
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         session = self._sessions.get(key.strip()) if kind.lower() == "bearer" else None
+        request.state.connection.holder = session
         if session is not None:
             return session
         if key.strip() in self._ended:
@@ -219,8 +223,7 @@ class Endpoint:
         try:
             session = self._session(request)
             body, model = await _body(request), session.settings["model"]
-            turn_request = read_request(body, CHAT if chat else COMPLETION, model)
-            turn = await self._turn(request, session, turn_request)
+            turn_request, turn = await self._turn(request, session, body, CHAT if chat else COMPLETION)
         except Refused as error:
             if session is not None:
                 session.refused += 1
@@ -237,19 +240,20 @@ class Endpoint:
             return StreamingResponse(turn.chunks(model, chat, turn_request.usage), media_type="text/event-stream")
         return JSONResponse(turn.chat(model) if chat else turn.completion(model))
 
-    async def _turn(self, request: Request, session: Session, turn_request: Any) -> Turn:
-        """Return the policy's turn for a request.
+    async def _turn(
+        self, request: Request, session: Session, body: bytes, parameters: frozenset[str]
+    ) -> tuple[TurnRequest, Turn]:
+        """Return the policy's turn for the body of a request.
 
         Consumes: a request. Produces: a turn. Waits for: the engine. Unblocked by: its tokens, the end of the rollout,
         or that of the connection.
         """
-        with session.lock:
-            conversations = session.conversations
-            if conversations.turns >= (most := session.settings["turns"]):
-                raise Refused(f"this rollout had its {most} turns (data.turns)", code="turn_limit")
-            plan = conversations.plan(turn_request)
+        arrived = time.monotonic()
+        async with session.planning:
+            # in a thread, because other rollouts do not wait for a long text
+            turn_request, plan = await asyncio.to_thread(_planned, session, body, parameters)
         call: Future[Rollout] = Future()
-        with session.waiting():
+        with session.waiting(arrived):
             session.request_turn(plan.tokens, call)
             waiting = asyncio.wrap_future(call)
             while not waiting.done():
@@ -262,10 +266,22 @@ class Endpoint:
         sampled = waiting.result()
         if await request.is_disconnected():  # nobody has seen the turn
             raise Disconnected
-        with session.lock:
-            if session.closed:
-                raise Refused("this rollout has ended", 401, "rollout_ended")
-            return conversations.record(turn_request, plan, sampled)
+        async with session.planning:
+            with session.lock:
+                if session.closed:
+                    raise Refused("this rollout has ended", 401, "rollout_ended")
+                return turn_request, session.conversations.record(turn_request, plan, sampled)
+
+
+def _planned(session: Session, body: bytes, parameters: frozenset[str]) -> tuple[TurnRequest, Plan]:
+    """Return a request and its tokens, with a turn reserved."""
+    turn_request = read_request(body, parameters, session.settings["model"])
+    session.reserve_turn()
+    try:
+        return turn_request, session.conversations.plan(turn_request)
+    except BaseException:
+        session.return_turn()
+        raise
 
 
 def _not_found(request: Request, error: Exception) -> Response:

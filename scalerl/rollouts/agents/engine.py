@@ -20,6 +20,7 @@ import numpy as np
 from scalerl.core.printable import encodable
 from scalerl.core.rng import stream_key
 from scalerl.models.text import TokenText
+from scalerl.rollouts.agents.connections import Server
 from scalerl.rollouts.agents.conversations import Conversations
 from scalerl.rollouts.agents.endpoint import Endpoint, Session
 from scalerl.rollouts.engine import Engine, EngineWrapper, Finished, Occupancy, Request
@@ -55,18 +56,20 @@ class Endpoints:
     def __init__(self, text: TokenText) -> None:
         """Prepare; `text` decodes the policy's tokens."""
         self.text, self._by_host = text, dict[tuple[str, str], Endpoint]()
+        self._server: Server | None = None
 
     def of(self, settings: Mapping[str, Any]) -> Endpoint:
         """Return the endpoint of a task."""
         key = settings["host"], settings["url_host"]
         if key not in self._by_host:
-            self._by_host[key] = Endpoint(*key, self.text)
+            self._server = self._server or Server()
+            self._by_host[key] = Endpoint(*key, self.text, self._server)
         return self._by_host[key]
 
     def close(self) -> None:
         """Stop all."""
-        for endpoint in self._by_host.values():
-            endpoint.close()
+        if self._server is not None:
+            self._server.close()
 
 
 class AgentEngine(EngineWrapper):

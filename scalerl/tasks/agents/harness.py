@@ -1,6 +1,6 @@
 """One run of an agent's program: its environment, its time limit, and the reward that it prints.
 
-The program never gets the environment of the run, and no process that it starts outlives it (launcher.py).
+The program never gets the environment of the run. No process that it starts outlives it (launcher.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,7 @@ from scalerl.core.limits import PROGRAM_END_S
 from scalerl.core.plugins import number
 from scalerl.core.printable import encodable
 from scalerl.core.signals import SAFE_PATH
+from scalerl.tasks.agents import launcher
 
 PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV",
@@ -36,6 +38,7 @@ PASSED_ON = (
 """Environment variables of the run that every program gets, with those that begin with LC_; none holds a key."""
 
 DIRECTORY = Path(__file__).parent
+LAUNCHER = (sys.executable, "-I", "-S", str(DIRECTORY / "launcher.py"))
 
 OUTPUT = 1 << 20
 """Bytes at the end of a program's standard output in which the reward is looked for."""
@@ -94,7 +97,7 @@ def run(
         process = nursery_of(settings, environment).start(environment, row)
     else:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(DIRECTORY / "launcher.py"), *command],
+            [*LAUNCHER, kind_of_launcher(), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
             start_new_session=True,
         )  # fmt: skip
@@ -108,6 +111,20 @@ def run(
         said = " ".join((complaint or output)[-500:].split())
         return Report(problem=encodable(f"{name} ended with exit code {process.returncode}: {said}"))
     return read_report(output, name)
+
+
+@cache
+def uncontained() -> str:
+    """Return why programs of agents have no namespace of processes on this machine; empty: they have one."""
+    probe = subprocess.run(
+        [*LAUNCHER, launcher.PROBE], stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}
+    )
+    return " ".join(probe.stderr.split()) or f"exit code {probe.returncode}" if probe.returncode else ""
+
+
+def kind_of_launcher() -> str:
+    """Return how a launcher runs a program here: the first word of its command line."""
+    return launcher.SUPERVISED if uncontained() else launcher.CONTAINED
 
 
 def environment_of(settings: Mapping[str, Any], base_url: str, key: str) -> dict[str, str]:
@@ -155,7 +172,7 @@ class Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(DIRECTORY / "nursery.py"), function, str(theirs.fileno())],
+                [sys.executable, str(DIRECTORY / "nursery.py"), function, str(theirs.fileno()), kind_of_launcher()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=dict(environment),
                 pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip

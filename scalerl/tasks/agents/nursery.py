@@ -1,8 +1,8 @@
 """Imports a function once, and forks a process for each call of it: the program of functions that import much.
 
-Started as `nursery.py FUNCTION SOCKET`. A message on the socket has the variables of one call, with its standard input,
-output and error and a pipe for the process id and the exit code. Each call has a launcher of its own (launcher.py), so
-nothing that it starts outlives it. It ends when the socket is closed.
+Started as `nursery.py FUNCTION SOCKET KIND`; KIND is that of launcher.py. A message on the socket has the variables of
+one call, with its standard input, output and error and a pipe for the process id and the exit code. Each call has a
+launcher of its own, so nothing that it starts outlives it. It ends when the socket is closed.
 """
 
 import json
@@ -25,7 +25,7 @@ FILES = 4
 """Standard input, output and error, and the pipe."""
 
 
-def main(name: str, number: int) -> None:
+def main(name: str, number: int, kind: str) -> None:
     """Serve calls of the function `name` that come over the socket `number`."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a launcher
     server = socket.socket(fileno=number)
@@ -48,12 +48,12 @@ def main(name: str, number: int) -> None:
             continue
         try:
             server.close()
-            _launch(name, values["variables"], files)
+            _launch(name, kind, values["variables"], files)
         finally:
             os._exit(0)
 
 
-def _launch(name: str, variables: dict[str, str], files: list[int]) -> None:
+def _launch(name: str, kind: str, variables: dict[str, str], files: list[int]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     status = files[3]
@@ -82,8 +82,8 @@ def _launch(name: str, variables: dict[str, str], files: list[int]) -> None:
             sys.stderr.flush()
             os._exit(code)
 
-    os.write(status, bytes([supervise(start)]))
+    os.write(status, bytes([supervise(start, kind)]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

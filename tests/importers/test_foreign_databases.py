@@ -1,0 +1,82 @@
+"""SQLite databases from elsewhere: views, virtual tables and values that a tracker does not write."""
+
+import itertools
+import sqlite3
+from types import SimpleNamespace
+
+import pytest
+
+from scalerl.importers import read
+from scalerl.tables import trackers
+from scalerl.tables.errors import Away, CurveError, TooEarly
+from scalerl.tables.trackers import Patience
+
+ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) select "
+MLFLOW = "'r' as run_uuid, 'k' as key, i as value, i as step, i as timestamp from n"
+TRACKIO = "i as id, 0 as timestamp, 'r' as run_name, i as step, '{}' as metrics from n"
+COLUMNS = "(run_uuid, key, value, step, timestamp)"
+FOREIGN = {
+    "an endless view of MLflow": [f"create view metrics as {ENDLESS}{MLFLOW}"],
+    "an endless view of Trackio": [f"create view metrics as {ENDLESS}{TRACKIO}"],
+    "a virtual table": ["create virtual table metrics using fts5(run_uuid, key, value, step, timestamp)"],
+    "a step that is no number": [f"create table metrics {COLUMNS}", "insert into metrics values (1, 2, 3, 'x', 4)"],
+    "no time": [f"create table metrics {COLUMNS}", "insert into metrics values ('a', 'k', 1, 1, null)"],
+    "a value of 0.9 GB": [
+        "create table metrics (run_uuid, value, step, timestamp, key as (zeroblob(900000000)))",
+        "insert into metrics values ('a', 1, 1, 1)",
+    ],
+}
+
+
+def made(path, *statements):
+    with sqlite3.connect(path) as base:
+        for statement in statements:
+            base.execute(statement)
+    base.close()
+    return path
+
+
+@pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN)
+def test_a_database_that_is_no_store_of_a_tracker_is_an_error_for_which_follow_does_not_wait(tmp_path, statements):
+    with pytest.raises(CurveError, match="export the run as CSV") as caught:
+        read(made(tmp_path / "log.db", *statements), devices=8)
+    assert not isinstance(caught.value, TooEarly | Away)
+
+
+def test_a_view_is_not_joined(tmp_path):
+    rows = [f"insert into metrics values ('a', 'eval/accuracy', {s / 100}, {s}, {60000 * s})" for s in range(1, 31)]
+    view = f"create view runs as {ENDLESS} 'a' as run_uuid, 'name' as name, 'RUNNING' as status from n"
+    path = made(tmp_path / "log.db", view, f"create table metrics {COLUMNS}", *rows)
+    assert read(path, devices=8).values == 30
+
+
+def asked(query):
+    """Return the rows of a query, with a clock that SQLite looks at."""
+    base, patience = sqlite3.connect(":memory:"), Patience()
+    base.set_progress_handler(patience.look, 1000)
+    return patience.ask(base, query)
+
+
+def test_a_query_that_gives_no_row_in_time_ends_and_a_long_one_with_rows_does_not(monkeypatch):
+    clock = itertools.count()  # a second passes with each look
+    monkeypatch.setattr(trackers, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    rows = asked(f"{ENDLESS} i from n where i % 100 = 0 and i < 20000")
+    assert [next(rows) for _ in range(198)] == [(number,) for number in range(100, 19900, 100)]
+    assert next(clock) > 200
+    with pytest.raises(sqlite3.DatabaseError, match="no row in 60 s"):
+        list(rows)
+
+
+def test_a_signal_during_a_query_ends_it(monkeypatch):
+    def monotonic():
+        if rows.gi_running and clock.asked:  # in SQLite
+            raise KeyboardInterrupt
+        clock.asked = True
+        return 0.0
+
+    clock = SimpleNamespace(asked=False, monotonic=lambda: 0.0)
+    monkeypatch.setattr(trackers, "time", clock)
+    rows = asked(f"{ENDLESS} max(i) from n")
+    clock.monotonic = monotonic
+    with pytest.raises(KeyboardInterrupt):
+        next(rows)
