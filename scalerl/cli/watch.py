@@ -14,8 +14,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
 from scalerl.core.working import Working
 from scalerl.scaling import CurveError
-from scalerl.tables.forms import find_log
-from scalerl.tables.trackers import wandb_path
+from scalerl.tables.forms import find_log, wandb_path
 from scalerl.view.following import FollowedLog
 from scalerl.view.frozen import plotly_script
 from scalerl.view.state import check_there, has_runs

@@ -12,9 +12,9 @@ from scalerl.core.files import trouble
 from scalerl.importers.points import Imported, of_tables, summarized
 from scalerl.tables.errors import Away, CurveError, LogError, TooEarly, with_command
 from scalerl.tables.events import MOST_ENTRIES
-from scalerl.tables.forms import find_log, read_directory, read_file
+from scalerl.tables.forms import find_log, read_directory, read_file, wandb_path
 from scalerl.tables.table import Table
-from scalerl.tables.trackers import WandbRun, wandb_path
+from scalerl.tables.trackers import WandbRun
 
 CHECKED_BYTES = 128
 """Bytes before the end of the last look that must be unchanged; otherwise the file was cut back or replaced."""

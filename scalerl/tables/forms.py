@@ -17,12 +17,13 @@ from scalerl.core.files import check_file, lack_of_room, trouble
 from scalerl.tables.consoles import json_row, read_lines
 from scalerl.tables.documents import LEAST_SCORES, document_table, read_document, scores_of, titled_table
 from scalerl.tables.errors import CurveError, TooEarly, with_command
-from scalerl.tables.events import event_files, read_events
 from scalerl.tables.grids import html_tables, labeled, markdown_tables, read_csv, separator_of
 from scalerl.tables.lines import read_points
 from scalerl.tables.names import are_points, is_score
 from scalerl.tables.table import Table, joined
-from scalerl.tables.trackers import WandbRun, mlflow_runs, read_mlflow, read_sqlite, wandb_path
+
+WANDB = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
+"""`wandb:entity/project/run`, or the address of its page."""
 
 HEAD = 1 << 16
 """Bytes from which the form is recognized."""
@@ -34,6 +35,12 @@ LARGEST_TEXT = 1 << 26
 """Bytes of the largest text in which lists of JSON are searched between other lines."""
 LARGEST_DOCUMENT = 1 << 30
 """Bytes of the largest file that must be read as a whole: a JSON document, a notebook, Markdown, HTML."""
+
+
+def wandb_path(text: str) -> str | None:
+    """Return entity/project/run of a run on wandb, or None for any other path."""
+    match = WANDB.fullmatch(text)
+    return None if match is None else re.sub(r"/runs/", "/", match["path"].split("?")[0].strip("/"))
 
 
 def read_table(path: str | Path, *, growing: bool = False, points: bool = False) -> Table:
@@ -49,6 +56,8 @@ def read_table(path: str | Path, *, growing: bool = False, points: bool = False)
     """
     try:
         if (run := wandb_path(str(path))) is not None:
+            from scalerl.tables.trackers import WandbRun
+
             return WandbRun(run).read()
         path = Path(path)
         if not path.is_dir():
@@ -68,10 +77,14 @@ def read_file(path: Path, growing: bool = False) -> Table:
         with path.open("rb") as file:
             head = file.read(HEAD)
         if "tfevents" in path.name:
+            from scalerl.tables.events import read_events
+
             return read_events([path])
         if (format_error := BINARY.get(head[:4]) or BINARY.get(head[:2])) is not None:
             raise CurveError(f"{path} {format_error}")
         if head.startswith(b"SQLite format 3\0"):
+            from scalerl.tables.trackers import read_sqlite
+
             return read_sqlite(path)
         if zipped := head[:2] == b"\x1f\x8b":
             with gzip.open(path) as unzipped:
@@ -140,6 +153,9 @@ def find_log(path: Path, before: str = "", *, points: bool = False) -> tuple[str
     """
     if points and (path / "points.jsonl").is_file():
         return FILE, [path / "points.jsonl"]
+    from scalerl.tables.events import event_files
+    from scalerl.tables.trackers import mlflow_runs
+
     if before == EVENTS and (files := event_files(path)):
         return EVENTS, files
     for pattern in INSIDE:
@@ -162,8 +178,14 @@ def find_log(path: Path, before: str = "", *, points: bool = False) -> tuple[str
 def read_directory(kind: str, paths: list[Path], directory: Path, growing: bool = False) -> Table:
     """Read the files that `find_log` returned for a directory."""
     if kind == EVENTS:
+        from scalerl.tables.events import read_events
+
         return read_events(paths, directory)
-    return read_mlflow(paths, directory) if kind == MLFLOW else read_file(paths[0], growing)
+    if kind == MLFLOW:
+        from scalerl.tables.trackers import read_mlflow
+
+        return read_mlflow(paths, directory)
+    return read_file(paths[0], growing)
 
 
 def checkpoint_number(path: Path) -> list[int]:

@@ -18,16 +18,7 @@ from scalerl.tables.errors import Away, CurveError, TooEarly
 from scalerl.tables.grids import labeled
 from scalerl.tables.table import Builder, Table, joined, table_of
 
-WANDB = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
-"""`wandb:entity/project/run`, or the address of its page."""
-
 EXPORT = "export its history as CSV or JSON (docs/importing.md) and give that file"
-
-
-def wandb_path(text: str) -> str | None:
-    """Return entity/project/run of a run on wandb, or None for any other path."""
-    match = WANDB.fullmatch(text)
-    return None if match is None else re.sub(r"/runs/", "/", match["path"].split("?")[0].strip("/"))
 
 
 NO_CURE = re.compile(

@@ -19,7 +19,7 @@ from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.tables.errors import Away, TooEarly
-from scalerl.tables.trackers import wandb_path
+from scalerl.tables.forms import wandb_path
 from scalerl.view.outlook import LogChoices, Outlook, Source, choices_made, names_of, read_sources, source_outlook
 from scalerl.view.run import id_of
 
