@@ -40,6 +40,9 @@ from scalerl.placement.devices import (
 
 WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 
+RANKS_PER_CORE = 8
+"""Most trainer ranks that are started on a CPU, per core."""
+
 SLOW_BELOW = 0.5
 """Share of the bandwidth that plans assume below which a pair of hosts is slow."""
 
@@ -81,7 +84,7 @@ class Site:
             start_s: Time limit of the start of a process or a server, seconds.
 
         Raises:
-            ConfigError: The cluster does not answer.
+            ConfigError: The cluster does not answer, or there are more ranks than this machine can start.
         """
         from scalerl.cluster.connect import connect, hosts_of
 
@@ -100,6 +103,12 @@ class Site:
             self.problem = f"hardware.device: got 'cuda', but {reason}; allowed: cpu, auto"
         device, dtype = ("cuda", "bfloat16") if gpus and hardware.device != "cpu" else ("cpu", "float32")
         dtype = dtype if hardware.dtype == "auto" else hardware.dtype
+        most = RANKS_PER_CORE * (os.cpu_count() or 1)
+        if device == "cpu" and not self.ray and config.placement.trainer_ranks > most:
+            raise ConfigError(
+                f"placement.trainer_ranks: got {config.placement.trainer_ranks}, each a process on this machine; "
+                f"allowed without GPUs: 1 to {most}"
+            )
         self.config: RunConfig = replace(config, hardware=replace(hardware, device=device, dtype=dtype))
         try:
             self.table = devices(self.config, hosts)
