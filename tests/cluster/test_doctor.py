@@ -68,7 +68,7 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU here")
 def test_more_ranks_than_a_cpu_can_start_are_an_error(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    with pytest.raises(ConfigError, match="trainer_ranks: got 25, .* allowed without GPUs: 1 to 24$"):
+    with pytest.raises(ConfigError, match=r"trainer_ranks: got 25, .* allowed without GPUs: 1 to 24$"):
         site_of("--placement.trainer_ranks", "25")
 
 
