@@ -127,12 +127,18 @@ class Judge(Part):
         "Is the answer right? Reply with one line: Score: 1 if it is right, Score: 0 if it is wrong."
     )
     """Text for the judge, with {question}, {answer} (the reference) and {completion} (the text after the thinking)."""
-    pattern: str = r"(?i)score:\s*\**\s*(-?\d+(?:\.\d+)?)"
-    """Regular expression of the score; its first group, or all of it, is the number. The last match counts."""
+    pattern: str = (
+        r"(?i)(?:\bscore\b(?:\s*\([^()\n]{0,40}\))?[\s*_\"'`]*"
+        r"(?::|=|→|\b(?:is|of|(?:would|should) be)\b)?[\s*_\"'`:=($<\[]*|(?=\[\[|\\boxed))"
+        r"(?:\[\[|\\boxed\s*\{)?\s*(-?(?:\d+(?:[.,]\d+)?|\.\d+))"
+    )
+    """Regular expression of the score; its first group, or all of it, is the number. The last match counts. The default
+    reads `Score: 6`, `score = 6`, `The score is 6`, `[[6]]` and `\\boxed{6}`."""
     words: dict[str, float] = Field(default={})
     """Numbers of words that the pattern finds, in lower case, such as {yes = 1, no = 0}."""
     bounds: tuple[float, float] = (0.0, 1.0)
-    """Scores that mean 0 and 1; a score outside of them is no score."""
+    """Scores that mean 0 and 1. A score outside of them is no score. Neither is one on another scale, such as 4/5 for
+    the bounds 0 and 10, or one of several, such as `6 or 7`."""
     pass_score: Fraction = 1.0
     """Smallest score, from 0 to 1, that counts as passed."""
     temperature: Annotated[float, Field(ge=0, le=1e7)] = 0.0

@@ -13,7 +13,7 @@ TRAINING = ("torch", "transformers", "safetensors", "xxhash", "pydantic", "tomli
 """Modules without which nothing can be trained or sampled."""
 
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "train": (*TRAINING, "tokenizers", "huggingface_hub", "math_verify", "pyseccomp"),
+    "train": (*TRAINING, "tokenizers", "huggingface_hub", "math_verify", "pint", "pyseccomp"),
     "data": ("pyarrow", "datasets"),
     "lora": ("peft",),
     "vllm": ("httpx",),

@@ -30,10 +30,11 @@ from scalerl.models.text import encoded, prompt_tokens
 from scalerl.prompts.cache import PromptCache
 from scalerl.prompts.layouts import Row, read_rows
 from scalerl.prompts.sources import agent_rows, custom_rows, environment_rows, gym_rows
+from scalerl.tasks.calls import FORM
 from scalerl.tasks.checks import check_tests
 from scalerl.tasks.generated import GENERATED
 from scalerl.tasks.pool import Step, Trial, in_this_process
-from scalerl.tasks.tools import LOOK_UP, call_note
+from scalerl.tasks.tools import LOOK_UP, template_form
 from scalerl.tasks.turns import opening
 from scalerl.types import AGENT, TURNS, Prompt
 
@@ -200,10 +201,16 @@ def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tu
     notes = [*notes, *left_out, *_message_notes(rows, tokenizer, task)]
     if tools := rows[0].columns.get("tools") if isinstance(task, RepliedTask) else None:
         check_tools(tokenizer, tools, task.chat_template != "never")
-        notes += filter(None, [call_note(tokenizer, tools)])
+        form, about = template_form(tokenizer, tools)
+        notes += filter(None, [about])
+        for row in rows:
+            row.columns[FORM] = form
     chat = _uses_template(tokenizer, task)
-    if isinstance(task, AgentTask) and chat and (about := call_note(tokenizer, [LOOK_UP])):
-        notes = [*notes, f"{about}; this matters if the program uses tools"]
+    if isinstance(task, AgentTask) and chat:
+        form, about = template_form(tokenizer, [LOOK_UP])
+        notes = [*notes, *([f"{about}; this matters if the program uses tools"] if about else [])]
+        for row in rows:
+            row.columns[AGENT][FORM] = form
     of_rows = isinstance(task, PromptFile) and not tools
     texts = [
         _chat_text(tokenizer, row.prompt, task, tools_of(row) if of_rows else tools) if chat else _plain_text(row, task)

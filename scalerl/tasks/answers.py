@@ -1,7 +1,8 @@
 r"""The answer of a completion: which span of its text is judged, for all tasks.
 
-The forms are tried in a fixed order, the last complete occurrence of each: a box, a tag, a line after `####`, a
-phrase such as "the answer is". Only where none occurs does the task look for the last expression of the text.
+A statement is a box, a tag, a line after `####`, or a phrase such as "the answer is". The last one counts, whatever its
+form: `\boxed{46}. Sorry, I made a mistake. Answer: 64` is 64. Of forms at the same place, such as a box in a tag, the
+first of `FORMS` counts. Only where there is no statement does the task look for the last expression of the text.
 """
 
 from __future__ import annotations
@@ -13,13 +14,26 @@ from typing import NamedTuple
 
 from scalerl.tasks.base import MARK, in_braces, judged_text
 from scalerl.tasks.notation import lost_backslashes
+from scalerl.tasks.words import changes, in_digits
 
 FORMS = ("box", "tag", "hashes", "phrase", "none")
-"""The forms of an answer, in the order in which they are tried."""
+"""The forms of an answer, in their rank at the same place."""
 
 
 ANSWER_FORM = "answer_form"
 """Column of a prompt with the only form that counts (`data.answer_form`)."""
+
+
+class Span(NamedTuple):
+    """A part of a text that states an answer.
+
+    Example: Span(start=14, end=16, text="42")
+    """
+
+    start: int
+    end: int
+    text: str
+    """The answer in it."""
 
 
 class Answer(NamedTuple):
@@ -35,21 +49,46 @@ class Answer(NamedTuple):
 
 
 def find_answer(completion: str, only: str = "") -> Answer:
-    r"""Return the answer of a completion, from the text after the thinking.
+    r"""Return the answer of a completion, from the text after the thinking: the last of `statements`."""
+    return statements(completion, only)[-1]
+
+
+def statements(completion: str, only: str = "") -> list[Answer]:
+    r"""Return the last statement of each form in the order of the text, without those inside another one.
 
     Args:
         completion: A completion.
         only: The only form that is tried; empty: all of them.
 
-    Examples: `First \boxed{7}, no: \boxed{8}` -> 8; `<answer>5</answer>` -> 5; `#### 72` -> 72.
+    Examples: `\boxed{7}, no, <answer>8</answer>` -> 7 and 8; `<answer>\boxed{5}</answer>` -> 5; `So 9` -> the text.
     """
-    text = lost_backslashes(_MARK.sub("\n", judged_text(completion)))
+    text = lost_backslashes(_without_markup(_MARK.sub("\n", judged_text(completion))))
+    found: list[tuple[Span, str]] = []
     for form, find in FINDERS.items():
-        if only in ("", form) and (span := find(text)) is not None:
-            return Answer(span, form)
-    return Answer(text, "none")
+        span = find(text) if only in ("", form) else None
+        inside = span and any(span.start < other.end and other.start < span.end for other, _ in found)
+        if span and not inside and not (found and form == "phrase" and _is_remark(text, span)):
+            found.append((span, form))
+    return [Answer(span.text, form) for span, form in sorted(found)] or [Answer(text, "none")]
 
 
+def _is_remark(text: str, span: Span) -> bool:
+    """Return whether a phrase beside another statement states no value, as "the answer is an integer"."""
+    stated = _VALUE.match(span.text) or in_digits(span.text) != span.text
+    return not stated and re.search(r"final|:", text[span.start : span.end], re.IGNORECASE) is None
+
+
+def _without_markup(text: str) -> str:
+    """Return a text without HTML's marks: `Answer:<br><b>17</b>` is `Answer:`, a line break and 17."""
+    text = text.replace("&nbsp;", " ")
+    closed = {name.lower() for name in re.findall(r"</([a-z]\w{0,9})\s*>", text, re.IGNORECASE)} & _HTML
+    if closed:
+        text = re.sub(rf"</?(?:{'|'.join(closed)})(?:\s[^<>\n]{{0,200}})?>", "", text, flags=re.IGNORECASE)
+    return re.sub(r"<(?:br|hr)\s*/?>", "\n", text, flags=re.IGNORECASE)
+
+
+_HTML = frozenset("b i u p em strong code span div center font mark small big h1 h2 h3 h4 h5 h6 li".split())  # noqa: SIM905
+"""Tags that are markup if they are closed; a lone `<b>` may stand in an inequality."""
 _MARK = re.compile(MARK)
 """Tokens of a chat template, also in the middle: a model may go on after its own turn."""
 
@@ -72,8 +111,8 @@ MOST_BOXES = 200
 """Number of boxes at the end of a text that are read."""
 
 
-def box(text: str) -> str | None:
-    """Return the content of the last complete box, or of boxes that a comma, "and" or "or" joins."""
+def box(text: str) -> Span | None:
+    """Return the last complete box, or boxes that a comma, "and" or "or" joins."""
     contents: list[tuple[int, int, str]] = []
     for match in list(_BOX.finditer(text))[-MOST_BOXES:]:
         tail = text[match.end() : match.end() + LONGEST_BOX]
@@ -97,7 +136,7 @@ def box(text: str) -> str | None:
             break
         joined.insert(0, previous)
     texts = list(dict.fromkeys(content.strip() for _, _, content in joined))
-    return ", ".join(texts) if len(texts) > 1 else joined[-1][2]
+    return Span(joined[0][0], joined[-1][1], ", ".join(texts) if len(texts) > 1 else joined[-1][2])
 
 
 LONGEST_BOX = 1 << 17
@@ -111,19 +150,15 @@ _TAG = re.compile(
 )
 
 
-def tag(text: str) -> str | None:
-    """Return the content of the last tag that is not empty; one without an end extends to the end of the text."""
-    content = tagged_content(text)
-    if content is None:
-        return None
-    for find in (hashes, phrase):
-        if (inside := find(content)) is not None:
-            return inside
-    return content
+def tag(text: str) -> Span | None:
+    """Return the last tag that is not empty, with the statement in it; one without an end extends to the text's."""
+    span = tagged(text)
+    inside = span and (hashes(span.text) or phrase(span.text))
+    return span._replace(text=inside.text) if span and inside else span
 
 
-def tagged_content(text: str) -> str | None:
-    """Return the content of the last `<answer>`, `<solution>` or `[ANSWER]` as it stands; the case is free."""
+def tagged(text: str) -> Span | None:
+    """Return the last `<answer>`, `<solution>` or `[ANSWER]` with its content as it stands; the case is free."""
     for match in reversed(list(_TAG.finditer(text))[-MOST_BOXES:]):
         name = re.escape(match[1] or match[2])
         ending = re.compile(rf"<\s*/?\s*{name}\s*>" if match[1] else rf"\[\s*/?\s*{name}\s*\]", re.IGNORECASE)
@@ -134,7 +169,7 @@ def tagged_content(text: str) -> str | None:
             and not _EMPTY.fullmatch(content.strip()[:1000])
             and not _PLACEHOLDER.fullmatch(content.strip()[:60])
         ):
-            return content
+            return Span(match.start(), match.end() + len(content), content)
     return None
 
 
@@ -144,17 +179,17 @@ _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)")
 _HEADING = re.compile(
     r"\**\s*(?:\d+[.):]\s+[A-Za-z*]|(?:step|part|case|solution|problem|question|method|answer|final)\b)", re.IGNORECASE
 )
-_VALUE = re.compile(r"[*\s]*(?:\\?\$|[€£¥]|\\[A-Za-z(\[]|[-+−(\[{.\d]|[A-Za-z](?![A-Za-z]))")
+_VALUE = re.compile(r"[*\s]*(?:\\?\$|[€£¥]|\\[A-Za-z(\[]|[-+−(\[{.\d]|[A-Zb-z](?![A-Za-z]))")
 
 
-def hashes(text: str) -> str | None:
+def hashes(text: str) -> Span | None:
     """Return the line after the last `####`, unless it is a heading."""
     for match in reversed(list(_HASHES.finditer(text))[-MOST_BOXES:]):
         line = match[1].strip()
         if not line or _HEADING.match(line):
             continue
         if (_VALUE.match(line) and len(line) < 200) or not text[match.end() :].strip():
-            return line
+            return Span(match.start(), match.end(), line)
     return None
 
 
@@ -182,32 +217,47 @@ _OPENERS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"} | {
 _DOLLARS = re.compile(r"\$(?=[^\s$])([^$\n]*[^\s$\\])\$(?!\d)")
 _SENTENCE_END = re.compile(r"\n|。|；|(?<!\d)\.(?=\s|$)|(?<=\d)\.(?=\s|$)|;\s|[!?](?=\s)(?!\s*=)")
 _CLAUSE = re.compile(
-    r"\s*(?:,?\s+(?:not|rather\s+than|instead\s+of|because|since|which|as\s|so\s|after|when|where|with)\b|\s+\(|，)"
+    r"\s*(?:,?\s+(?:(?<!\bis )not(?!\s+\(?[A-J]\b)|rather\s+than|instead\s+of|because|since|which|as\s(?!many|much)"
+    r"|so\s(?!\(?[A-J]\b)|after|when|where|with)\b"
+    r"|\s+\((?![A-J]\)|or\s)|，)"
 )
 
 
-def phrase(text: str) -> str | None:
-    """Return what follows the last "the answer is", "答案是" or a phrase like it, to the end of its sentence."""
-    fields = {match.start(1): match for match in list(_FIELD.finditer(text))[-MOST_BOXES:]}
+def phrase(text: str) -> Span | None:
+    """Return the last "the answer is", "答案是" or a phrase like it, with what follows to the end of its sentence."""
+    fields = [Span(match.start(), match.end(), _of_json(match[2])) for match in _FIELD.finditer(text)][-1:]
     for match in reversed(list(_PHRASE.finditer(text))[-MOST_BOXES:]):
-        if any(start >= match.start() for start in fields):
+        if fields and fields[0].end > match.start():
             break
+        if _OTHER.search(text[max(0, match.start() - LONGEST_WORD) : match.start()]):
+            continue
         tail = text[match.end() : match.end() + LONGEST_PHRASE]
         tail = _EMPHASIS.sub("", tail).lstrip(" \t\n*:：}_`")
         option = _OPTION_WORD.match(tail)
         span = _EMPHASIS_END.sub("", _span(tail[option.end() :] if option else tail))
-        if span.strip(" .*_`") and not _EMPTY.fullmatch(span.strip()):
-            return span
+        if span.strip(" .*_`") and not _EMPTY.fullmatch(span.strip()) and not _COMMENT.match(span):
+            return Span(match.start(), match.end() + len(span), span)
     if fields:
-        return _of_json(fields[max(fields)][2])
-    options = list(_OPTION.finditer(text))
-    if options:
-        return options[-1][1] or options[-1][2]
-    several = list(_SEVERAL.finditer(text))
-    span = _span(text[several[-1].end() :][:LONGEST_PHRASE].lstrip()) if several else ""
-    return span if span.count("=") > 1 or re.search(r"\d[\s$]*(?:,|and|or)[\s$]*-?\d", span) else None
+        return fields[0]
+    for option in reversed(list(_OPTION.finditer(text))):
+        return Span(option.start(), option.end(), option[1] or option[2])
+    for several in reversed(list(_SEVERAL.finditer(text))):
+        span = _span(text[several.end() :][:LONGEST_PHRASE].lstrip())
+        listed = span.count("=") > 1 or re.search(r"\d[\s$]*(?:,|and|or)[\s$]*-?\d", span)
+        return Span(several.start(), several.end() + len(span), span) if listed else None
+    return None
 
 
+_OTHER = re.compile(r"\b(?:wrong|incorrect|mistaken|false|previous|initial|earlier|original|other|another)\s+$", re.I)
+"""What makes an answer another one than that of the text, as in "a wrong answer is 8"."""
+LONGEST_WORD = 20
+"""Characters before a phrase in which such a word is looked for."""
+_COMMENT = re.compile(
+    r"(?:\w+ly\s+)?(?:correct|right|wrong|incorrect|valid|invalid|verified|checked|confirmed|consistent|reasonable|clear|"
+    r"unique|obvious|as follows|found|obtained|based|because|expressed|rounded|supposed|expected)\b",
+    re.IGNORECASE,
+)
+"""What a phrase says of an answer that stands elsewhere."""
 _FIELD = re.compile(
     r"""["']((?:final[_ ]?)?answer)["']\s*:\s*("(?:[^"\\\n]|\\.){1,2000}"|'[^'\n]{1,2000}'|[-+.\deE]{1,400})""",
     re.IGNORECASE,
@@ -238,7 +288,7 @@ def _span(text: str) -> str:
     ending = _SENTENCE_END.search(text)
     sentence = text[: ending.start()] if ending else text
     formulas: list[str] = _DOLLARS.findall(sentence)
-    if formulas:
+    if formulas and not changes(sentence):
         outside = _DOLLARS.sub(" ", sentence)
         if re.fullmatch(r"[\s,.;*]*(?:(?:and|or)[\s,]*)*[\s.*]*", outside) or sentence.startswith("$") is False:
             return ", ".join(formulas) if len(formulas) > 1 and sentence.startswith("$") else formulas[-1]

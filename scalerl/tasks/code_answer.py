@@ -14,7 +14,7 @@ from textwrap import dedent
 from typing import Any, NamedTuple
 
 from scalerl.core.errors import short
-from scalerl.tasks.answers import tagged_content
+from scalerl.tasks.answers import tagged
 from scalerl.tasks.base import judged_text, without_marks
 
 TAG = r"<[/|｜]?[A-Za-z][^<>\s]{0,40}>"
@@ -100,7 +100,7 @@ def program_of(completion: str, names: Collection[str] = (), reads: bool = False
         reads: Whether the tests give an input.
     """
     judged = judged_text(completion).replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
-    text, inside = without_marks(judged, TAG), tagged_content(judged)
+    text, inside = without_marks(judged, TAG), (span := tagged(judged)) and span.text
     code_blocks = blocks(inside or "") or blocks(text)
     code_blocks = code_blocks or tagged_code(judged)
     usable = [Block(mark, repaired_source(body)) for mark, body in code_blocks if mark not in OTHERS]
@@ -258,8 +258,8 @@ def defined_names(source: str) -> set[str]:
     return names
 
 
-NUMBER = re.compile(r"[+-]?(\d{1,800}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
-
+NUMBER = re.compile(r"[+-]?((?!0\d)\d{1,800}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
+"""A number; digits after a leading zero, such as 0010 or 007, are a text."""
 
 ROUNDING = 1e-15
 """Largest relative error of a number that a program printed with all digits of a float: 0.30000000000000004 is 0.3."""
@@ -290,7 +290,8 @@ def difference(got: str, expected: str, tolerance: float = 0.0) -> str | None:
 
     The rule is LiveCodeBench's. White space around the output and around each line is ignored. The numbers of lines
     must be equal, and each pair of lines must have the same text or the same tokens. Two tokens are the same if their
-    texts are equal or both are numbers of the same value (`same_number`): 1.0 equals 1.00, but 0.33 is not 0.333.
+    texts are equal or both are numbers of the same value (`same_number`): 1.0 equals 1.00, but 0.33 is not 0.333, and
+    0010 is not 10.
     """
     got_lines, expected_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, expected))
     for number, (line, target) in enumerate(zip(got_lines, expected_lines, strict=False), start=1):

@@ -14,11 +14,10 @@ from typing import Any
 
 from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call
 from scalerl.core.printable import encodable
 from scalerl.tasks import tasksets
-from scalerl.tasks.tools import calls
+from scalerl.tasks.calls import calls
 from scalerl.tasks.turns import Reply
 from scalerl.types import TURNS
 
@@ -56,7 +55,7 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
 
 def several_turns(task: EnvironmentTask, loaded: Any) -> dict[str, Any]:
     """Return the columns of a row of an environment of several turns, in addition to those of its rubric."""
-    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in loaded.tool_defs or ()]
+    tools = _schemas(loaded)
     params = {"environment": task.environment, "arguments": task.arguments}
     function = f"{__name__}:{SeveralTurns.__name__}"
     return {"function": function, "params": params, TURNS: task.limits, "tools": tools, "pass_reward": task.pass_reward}
@@ -90,7 +89,8 @@ class SeveralTurns:
         inner = {"example_id": 0, "answer": "", **row, "info": _info(row.get("info"))}
         turns = [message for message in messages if message["role"] == "assistant"]
         try:
-            state = asyncio.run(self._rollout(inner, [_response(turn["content"]) for turn in turns]))
+            tools = _schemas(self._environment)
+            state = asyncio.run(self._rollout(inner, [_response(turn["content"], tools) for turn in turns]))
         except _NextTurn as next_turn:
             raw = [message.content for message in next_turn.messages]
             contents = [encodable(text) if isinstance(text, str) else text for text in raw]
@@ -113,6 +113,12 @@ class SeveralTurns:
         return state
 
 
+def _schemas(environment: Any) -> list[dict[str, Any]]:
+    """Return the schemas of an environment's tools."""
+    defined = environment.tool_defs or ()
+    return [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in defined]
+
+
 def _replayed(turns: Sequence[Any]) -> Any:
     """Return a client of the package that answers with the given turns, then raises _NextTurn."""
     from verifiers.clients import Client
@@ -128,23 +134,16 @@ def _replayed(turns: Sequence[Any]) -> Any:
     return type("Replayed", (Client,), {**unused, "get_response": get_response})(None)
 
 
-def _response(text: str) -> Any:
-    """Return a completion as a response of the package, with its calls of tools."""
+def _response(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a completion as a response of the package; the environment answers a malformed call, as it has no name."""
     from verifiers.types import Response, ResponseMessage, ToolCall
 
-    tool_calls = [ToolCall(id=str(number), **_call(call_text)) for number, call_text in enumerate(calls(text))]
+    tool_calls = [
+        ToolCall(id=str(number), name=str(made.name or ""), arguments=made.problem or json.dumps(made.arguments))
+        for number, made in enumerate(calls(text, tools=tools))
+    ]
     message = ResponseMessage(content=text, tool_calls=tool_calls, finish_reason="stop", is_truncated=False)
     return Response(id="0", created=0, model="policy", message=message)
-
-
-def _call(text: str) -> dict[str, str]:
-    """Return name and arguments of a call; the environment answers one that is no JSON, as it has no name."""
-    try:
-        fields = parse_json(text)
-        arguments = fields.get("arguments", fields.get("parameters"))
-        return {"name": str(fields["name"]), "arguments": json.dumps(arguments)}
-    except (ValueError, KeyError, AttributeError):
-        return {"name": "", "arguments": text}
 
 
 def rewards(

@@ -58,8 +58,8 @@ class Client:
         for attempt in range(self.settings.retries + 1):
             self._wait(attempt)
             try:
-                reply = self._post(text, attempt)
-                scored = self._read(reply), reply
+                reply, (low, high) = self._post(text, attempt), self.settings.bounds
+                scored = (self._read(reply) - low) / (high - low), reply
             except urllib.error.HTTPError as error:
                 problem = f"status {error.code}"
                 if error.code not in AGAIN:
@@ -113,14 +113,42 @@ class Client:
         return judged_text(content)
 
     def _read(self, reply: str) -> float:
+        """Return the score in a reply, on the scale of the bounds."""
         matches = list(re.finditer(self.settings.pattern, reply))
         if not matches:
             raise ValueError(f"no score in {short(reply)}")
-        words, (low, high) = matches[-1][matches[-1].re.groups and 1], self.settings.bounds
-        value = float(self.settings.words.get(words.strip().casefold(), words))
+        last, (low, high) = matches[-1], self.settings.bounds
+        group = 1 if last.re.groups else 0
+        value = self.settings.words.get(last[group].strip().casefold())
+        if value is None:
+            if re.fullmatch(r"-?[1-9]\d{0,2},\d{3}", last[group]):
+                raise ValueError(f"got the score {last[group]}, which may be a thousand times larger")
+            value = float(last[group].replace(",", "."))
+            _check(reply[last.end(group) :].partition("\n")[0], last[group], high)
         if not low <= value <= high:
             raise ValueError(f"the score {value:g} is not between {low:g} and {high:g}")
-        return (value - low) / (high - low)
+        return value
+
+
+_SCALE = re.compile(
+    r"[\s*_`'\"$)}\]]*(?:(?:points?|stars?|marks?)\b\s*)?[(\[]?\s*"
+    r"(?:(?:/|\b(?:out\s+)?of(?:\s+(?:the|an?|max\w*|possible|total))*|\b(?:over|from)|\bmax(?:imum)?\b(?:\s+of)?:?|"
+    r"(?:\bon\s+)?(?:\ba\s+)?\bscale\s+(?:of|from)?\s*\d+\s*(?:-|–|to))\s*(\d+(?:[.,]\d+)?)|\\?(%))",
+    re.IGNORECASE,
+)
+"""The end of the scale behind a score: /10, out of 5, (of 5), on a scale from 1 to 5, %."""
+_SEVERAL = re.compile(r"[.,]?\w|[\s*]*(?:[-–—~±+,|]|to\b|or\b|and\b)\s*-?\d|\s+-?\d", re.IGNORECASE)
+"""What makes a number one of several, or the beginning of another one: `1 or 0`, `6-7`, `6th`."""
+
+
+def _check(behind: str, score: str, high: float) -> None:
+    """Raise a ValueError if the text behind a score has another scale than the bounds, or another score."""
+    if scale := _SCALE.match(behind):
+        end = 100.0 if scale[2] else float(scale[1].replace(",", "."))
+        if end != high:
+            raise ValueError(f"the score {score} is on a scale to {end:g}, not to {high:g} (scoring.judge.bounds)")
+    elif _SEVERAL.match(behind):
+        raise ValueError(f"no single score in {short(score + behind)}")
 
 
 _client = Client(Judge())

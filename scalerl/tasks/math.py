@@ -7,16 +7,19 @@ the answer must be one too, or an expression that owes nothing to the prompt (`n
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from scalerl.config.run import Scoring
 from scalerl.tasks import equality
-from scalerl.tasks.answers import ANSWER_FORM, FORMS, Answer, box, find_answer
+from scalerl.tasks.answers import ANSWER_FORM, FORMS, Answer, box, statements
 from scalerl.tasks.base import Verdict, verdict
-from scalerl.tasks.equality import EQUALS, judge, sides
-from scalerl.tasks.notation import KEPT_WORDS, LONGEST, UNITS, normal, prose
+from scalerl.tasks.equality import EQUALS, judge, letters, sides
+from scalerl.tasks.notation import LONGEST, lost_backslashes, normal, prose
 from scalerl.tasks.repetition import numbers_in_prompt, repeats_expression, spelled, stands_in
+from scalerl.tasks.units import together, unit
 from scalerl.tasks.values import number
+from scalerl.tasks.words import changes
 from scalerl.types import Prompt
 
 _settings = Scoring()
@@ -39,10 +42,11 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     if not normal(gold):
         return verdict(False, f"the reference {prompt.answer!r} is not a mathematical expression")
     only = str(prompt.columns.get(ANSWER_FORM) or "")
-    span = find_answer(completion, only if only in FORMS else "")
+    found = statements(completion, only if only in FORMS else "")
+    span, answer = found[-1], _of_kind(gold, found)
     if only in FORMS and span.form != only:
         return verdict(False, f"found no answer in the form {only} (data.answer_form)")._replace(form="none")
-    form, answer = span.form, _answer(span)
+    form, answer = span.form, answer or _answer(span)
     if answer is None:
         return verdict(False, "found no mathematical expression in the answer")._replace(form=form)
     passed, by = judge(gold, answer)
@@ -63,7 +67,40 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
 @lru_cache(equality.REMEMBERED)
 def reference(answer: str) -> str:
     """Return a reference answer: the content of its box if it has one."""
-    return box(answer) or answer if "box" in answer else answer
+    boxed = box(answer) if "box" in answer else None
+    return boxed.text if boxed else lost_backslashes(answer)
+
+
+def _of_kind(gold: str, found: Sequence[Answer]) -> str | None:
+    """Return the choices that the last statement of choices has, or the last time, if the reference is of this kind.
+
+    A formula in a box states no choice, so it does not hide one.
+    """
+    if letters(normal(gold)):
+        return next(filter(None, (_chosen(span) for span in reversed(found))), None)
+    of_day = re.findall(TIMES, found[-1].text[-_TAIL:]) if re.fullmatch(TIMES, gold.strip()) else []
+    return of_day[-1] if of_day else None
+
+
+TIMES = r"(?i:\b\d{1,2}(?::[0-5]\d(?:\s*[ap]\.?\s?m\b)?|\s*[ap]\.?\s?m\b))"
+"""A time of day."""
+_LETTERS = r"(?:\(?[A-J]\)?(?![A-Za-z])(?:(?:,\s*|\s+(?:and|or|nor)\s+)+\(?[A-J]\)?(?![A-Za-z]))*)"
+_DENIED = re.compile(
+    r"(?:\b(?:not|neither|nor|rul(?:es?|ed|ing)\s+out|eliminat\w+|exclud\w+|except|instead\s+of|rather\s+than|reject\w*|"
+    rf"discard\w*|unlike)|n't)\s+(?:(?:the\s+)?(?:options?|choices?|answers?)\s+)?{_LETTERS}"
+    rf"|{_LETTERS}\s+(?:is|are|can\s+be)\s+(?:wrong|incorrect|eliminated|ruled\s+out|excluded|not\b)"
+)
+"""Choices that a text says are none."""
+
+
+def _chosen(span: Answer) -> str:
+    """Return the letters of the choices in a statement, without those that it denies; empty for a formula."""
+    text = normal(span.text) if len(span.text) <= _SHORT else ""
+    if span.form == "none" or letters(text) or not re.fullmatch(r"[A-Za-z\s,.;:()'*’-]*", text):
+        return letters(text)
+    left = _DENIED.sub(" ", text)
+    alone = re.findall(r"(?<![A-Za-z'])([B-HJ]|A(?!\s+[a-z])|I(?=[).:]|$))(?![A-Za-z'])", left)
+    return "".join(sorted(set(alone)))
 
 
 _SHORT = 200
@@ -91,7 +128,16 @@ def _is_value(bare: str) -> bool:
 def _is_sentence(bare: str) -> bool:
     """Return whether an answer is a sentence around an expression, not an expression or a few words."""
     words = [word for word in re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", bare) if word.lower() not in KEPT_WORDS]
-    return len([word for word in words if word not in UNITS]) > 1 and re.search(r"\d", bare) is not None
+    return len(words) > 1 and re.search(r"\d", bare) is not None
+
+
+KEPT_WORDS = frozenset(
+    (  # noqa: SIM905
+        "or and pm am to by base mod bmod choose sqrt pi sin cos tan log ln over times plus minus percent dozen score "
+        "pair gross infinity if for where when "
+    ).split()
+)
+"""Words of a formula."""
 
 
 _TAIL = equality.MOST_CHARACTERS
@@ -105,9 +151,23 @@ def _last(text: str) -> str | None:
     if not equality.is_readable(bare):
         return None
     readings = equality.read(bare)
-    return str(readings[-1]) if readings else None
+    if not readings:
+        return None
+    found = str(readings[-1])
+    before, _, after = bare.rpartition(found)
+    before = re.split(r"[.,;:!?](?=\s)|\n", before)[-1][-_SHORT:]
+    if changes(before + found + re.split(r"[.;:!?](?=\s|$)|\n", after)[0], len(before), len(before + found)):
+        return None
+    behind = re.match(r"\$?\s*([A-Za-z]+(?:[\s/^{}\d]+[A-Za-z]+){0,3}(?:\s*\^\s*\{?\d\}?)?)", after)
+    words = behind[1].split() if behind else []
+    units = (" ".join(words[:end]) for end in range(len(words), 0, -1))
+    last = " ".join((found, *[name for name in units if unit(name)][:1]))
+    parts = _PARTS.search(before)
+    return parts[0] + last if parts and together(parts[0] + last) else last
 
 
+_PARTS = re.compile(r"(?:\d[\d.]*\s+[A-Za-z]+(?:,|\s+and)?\s+)+$")
+"""The first parts of an amount, as in "2 hours and 30 minutes"."""
 _TAGS = re.compile(r"</?[A-Za-z][\w-]+>")
 """A tag such as <answer>, next to which Math-Verify does not see a number. An inequality has no such text."""
 
@@ -130,8 +190,8 @@ def numeral(text: str) -> str | None:
     digits = re.sub(r"^([-+]) ", r"\1", spelled(re.sub(r"\\[{}]", "", bare)))
     if len(digits) > LONGEST or not NUMERAL.fullmatch(digits):
         return None
-    value = number(bare.removesuffix("%").strip("()[]{}\\ "))
-    return None if "/" in digits and value is not None and value.value.denominator == 1 else digits
+    value = number(bare.removesuffix("%"))
+    return None if value is None or ("/" in digits and value.value.denominator == 1) else digits
 
 
 def number_stated(gold: str, answer: str, span: str, completion: str) -> str | None:

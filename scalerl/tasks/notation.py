@@ -13,6 +13,8 @@ from decimal import Decimal
 from functools import lru_cache
 
 from scalerl.tasks.base import in_braces
+from scalerl.tasks.units import CURRENCIES, Amount, amount
+from scalerl.tasks.words import in_digits
 
 _GREEK = (  # noqa: SIM905
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
@@ -29,8 +31,9 @@ SIGNS = {
     "٪": "%", "٫": ".", "٬": ",", "،": ",", "∶": ":", "≈": "\\approx ", "→": "\\to ", "⇒": "\\Rightarrow ",
     "∧": "\\land ", "∨": "\\lor ", "¬": "\\neg ", "∠": "\\angle ", "△": "\\triangle ", "∆": "\\Delta ", "∑": "\\sum ",
     "∫": "\\int ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∖": "\\setminus ",
-    "⊂": "\\subset ", "⊆": "\\subseteq ", "‰": "\\permil ",
-    "✓": "", "✔": "", "✅": "", "ⅈ": "i", "ⅇ": "e", "ℯ": "e", "𝑖": "i", "𝑒": "e",
+    "⊂": "\\subset ", "⊆": "\\subseteq ", "¢": " cents", "‰": "\\permil ",
+    "✓": "", "✔": "", "✅": "", "\u00a0": "\\ ", "\u2009": "\\ ", "\u202f": "\\ ",
+    "ⅈ": "i", "ⅇ": "e", "ℯ": "e", "𝑖": "i", "𝑒": "e",
     **{letter: f"\\{name} " for letter, name in zip(
         "αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩ",
         _GREEK, strict=True)},
@@ -83,13 +86,7 @@ def _character(character: str) -> str:
     if "\U0001d400" <= character <= "\U0001d7ff":  # mathematical letters
         return _character(wide)
     kind = unicodedata.category(character)
-    return (
-        ""
-        if kind == "Cf"
-        else " "
-        if kind in ("Zs", "Cc", "Zl", "Zp") and character not in "\u00a0\u2009\u202f"
-        else character
-    )
+    return "" if kind == "Cf" else " " if kind in ("Zs", "Cc", "Zl", "Zp") else character
 
 
 _LOST = {
@@ -110,14 +107,6 @@ def lost_backslashes(text: str) -> str:
     return _LOST_BACKSLASH.sub(lambda match: f"\\{_LOST[match[0][0]][0]}{match[0][1:]}", text)
 
 
-def controls(text: str) -> str:
-    r"""Replace control characters and line breaks with spaces.
-
-    Examples: `4\x002` -> `4 2`; `42\n` -> `42 `.
-    """
-    return re.sub(r"[\x00-\x1f\x7f]+", " ", text)
-
-
 # ---------------------------------------------------------------------------------------------------------- layout
 
 _FONT = (
@@ -131,7 +120,6 @@ _COLOR = re.compile(r"\\(?:text|math|cell|row)?color(?:box)?\s*(?:\[[^\]]*\])?\s
 _SPACE = re.compile(
     r"(?<!\\)\\[ ;:>~]|\\(?:q?quad|enspace|thinspace|medspace|thickspace|hfill|noindent|nonumber|newline)(?![A-Za-z])|~"
 )
-_FRACTION = re.compile(r"\\[dtc]?frac(?![a-z])\s*")
 
 
 def braces_without_command(text: str, pattern: re.Pattern[str]) -> str:
@@ -156,6 +144,20 @@ _ENVIRONMENT = re.compile(
 )
 
 
+_COLUMN = re.compile(
+    r"\\begin\{([pbB]?matrix|array)\}(?:\{[lcr| ]*\})?([^&]*?\\\\[^&]*?)(?:\\\\)?\s*\\end\{\1\}", re.DOTALL
+)
+"""A vector as a column: a matrix without `&`."""
+
+
+def _column(match: re.Match[str]) -> str:
+    return "(" + re.sub(r"\s*\\\\\s*", ",", match[2].strip()) + ")"
+
+
+THIN = re.compile(r"(?<=\d)(?:,?\\[,;:! ])\s*(?=\d{3}(?!\d))")
+"""A thin space between thousands."""
+
+
 def _rows(match: re.Match[str]) -> str:
     """Return the only row of an environment of equations, or the rows of a system of named values as a list."""
     rows = [row.replace("&", "").strip(" ,;") for row in match[2].split("\\\\") if row.strip()]
@@ -172,9 +174,9 @@ def layout(text: str) -> str:
     """
     if "\\" not in text and "$" not in text and not re.search(r"[~*`<]|\{,\}", text):
         return text.strip()
-    text = re.sub(r"<(b|i|u|em|strong|code|span|p)>(.*?)</\1>", r"\2", text.strip().strip("`"))
-    text = _ENVIRONMENT.sub(_rows, text)
-    text = re.sub(r"(?<=\d)(?:\\[,!]|(?<!(?<!\d)0)\{,\})(?=\d{3}(?!\d))", "", text)
+    text = _ENVIRONMENT.sub(_rows, text.strip().strip("`"))
+    text = _COLUMN.sub(_column, text)
+    text = THIN.sub("", re.sub(r"(?<=\d)(?<!(?<!\d)0)\{,\}(?=\d{3}(?!\d))", "", text))
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)
     text = re.sub(r"(?<=\d)\\,(?=\d)", "" if re.search(r"\.\d+\\,\d", text) else " ", text)
     text = re.sub(r"(?<!\\)\\[,!]", "", text)
@@ -187,6 +189,7 @@ def layout(text: str) -> str:
     text = braces_without_command(_COLOR.sub(lambda _: "\\text ", text), _OF_FONT)
     text = re.sub(r"(?<!\w)\*\*(?=\S)(.+?)(?<=\S)\*\*(?!\w)", r"\1", text)  # Markdown
     text = re.sub(r"(?<!\\)\\[()\[\]]|(?<!\\)\$", " ", text)
+    text = re.sub(r"(?:\\langle|^\s*<)([^<>\\]*,(?:[^<>]|\\[a-z]+)*?)(?:\\rangle|>\s*$)", r"(\1)", text)
     return re.sub(r"(?:\\\\(?:\[[^\]]*\])?|\\)\s*$", "", text.strip()).strip()
 
 
@@ -229,6 +232,7 @@ _SPELLINGS = (
             ("bigcap", r"\\cap"),
             ("infin", r"\\infty"),
             ("setminus|smallsetminus", r"\\setminus"),
+            (r"pmod\s*(\d)", r"\\pmod{\1}"),
             ("implies|Longrightarrow", r"\\Rightarrow"),
             ("iff", r"\\Leftrightarrow"),
             ("rightarrow|longrightarrow", r"\\to"),
@@ -239,12 +243,9 @@ _SPELLINGS = (
 )
 
 
-_CHOOSE = re.compile(r"\{\s*([^{}]+?)\s*\\choose(?![a-z])\s*([^{}]+?)\s*\}")
-
-
 _PLAIN = re.compile(
     r"(?<![A-Za-z\\])(?:pi(?![A-Za-z])|(?:arc)?(?:sin|cos|tan)(?=\s*\(|\s+[\dA-Za-z\\](?![A-Za-z])|\d)"
-    r"|(?:ln|log)(?=\s*\(|\s*\d|\s+[A-Za-z](?![A-Za-z])))"
+    r"|(?:ln|log|exp)(?=\s*\(|\s*\d|\s+[A-Za-z](?![A-Za-z])))"
 )
 
 
@@ -255,7 +256,22 @@ def plain_formulas(text: str) -> str:
     """
     text = re.sub(r"(?<=[\w)])\s?\*\*\s?(?=[\w(-])", "^", text)
     text = re.sub(r"(?<=\^)(-?\d{2,}|-\w)", r"{\1}", text)
+    text = re.sub(r"(?<![A-Za-z])([A-Za-z])('+)(?![A-Za-z])", lambda m: f"{m[1]}_{{{len(m[2])}}}", text)  # derivatives
     return _PLAIN.sub(lambda match: f"\\{match[0]} ", text)
+
+
+_SHORT = tuple(
+    (re.compile(pattern), spelling)
+    for pattern, spelling in (
+        (r"\\[dtc]?frac(?![a-z])\s*", r"\\frac"),
+        (r"\{\s*([^{}]+?)\s*\\choose(?![a-z])\s*([^{}]+?)\s*\}", r"\\binom{\1}{\2}"),
+        (r"\\(frac|binom)\s*(\d|[A-Za-z]|\\pi)(?=\s*[\d{\\A-Za-z])", r"\\\1{\2}"),
+        (r"(\\(?:frac|binom)\s*\{(?:[^{}]|\{[^{}]*\})*\})\s*(\d|[A-Za-z]|\\pi(?![a-z]))", r"\1{\2}"),
+        (r"(\\sqrt\s*(?:\[[^\[\]]*\])?)\s*(\d|[A-Za-z]|\\pi(?![a-z]))", r"\1{\2}"),
+        (r"(\\sqrt)\(([^()]*)\)", r"\1{\2}"),  # from a Unicode root
+        (r"(?<=\})\s+(?=\{)", ""),
+    )
+)
 
 
 def fractions(text: str) -> str:
@@ -263,81 +279,41 @@ def fractions(text: str) -> str:
 
     Examples: `\dfrac12` -> `\frac{1}{2}`; `\sqrt2` -> `\sqrt{2}`.
     """
-    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _FRACTION.sub(r"\\frac", text))
-    for name, arguments in (("frac", 2), ("binom", 2), ("sqrt", 1)):
-        command = "\\" + name
-        if command not in text:
-            continue
-        start = 0
-        while (at := text.find(command, start)) >= 0:
-            start = at + len(command)
-            if text[start : start + 1].isalpha() and name != "frac" and not text[start:].lstrip()[:1].isalpha():
-                continue
-            text = text[:start] + _braced(text[start:], arguments)
+    for pattern, spelling in _SHORT if "\\" in text else ():
+        text = pattern.sub(spelling, text)
     return text
-
-
-def _braced(text: str, arguments: int) -> str:
-    before = ""
-    if arguments == 1 and (order := re.match(r"\s*\[[^\[\]]*\]", text)):
-        before, text = order[0].strip(), text[order.end() :]
-    for _ in range(arguments):
-        text = text.lstrip()
-        if text.startswith("{"):
-            inside = in_braces(text)
-            if inside is None:
-                break
-            before, text = f"{before}{{{inside}}}", text[len(inside) + 2 :]
-        elif arguments == 1 and text.startswith("("):  # from a Unicode root
-            inside = in_braces(text.replace("(", "{").replace(")", "}"))
-            if inside is None:
-                break
-            before, text = f"{before}{{{text[1 : len(inside) + 1]}}}", text[len(inside) + 2 :]
-        elif argument := re.match(r"\d|[A-Za-z]|\\(?:pi|alpha|beta|theta)(?![A-Za-z])", text):
-            before, text = f"{before}{{{argument[0]}}}", text[argument.end() :]
-        else:
-            break
-    return before + text
 
 
 # ------------------------------------------------------------------------------------------------------- amounts
 
-CURRENCY = re.compile(
-    r"(?:\\(?:pounds|texteuro|textsterling|textyen|euro|yen|textdollar)\b(?:\{\})?|[€£¥₹￥]|(?:US|CA|AU|HK|NZ)?\\?\$|"
-    r"\b(?:USD|EUR|GBP|CNY|RMB|JPY|INR|Rs\.?)\b)\s*(?=[-+]?[\d.])"
-)
-"""A currency sign before a number."""
-BEHIND = re.compile(
-    r"(?<=\d)\s*(?:[€£¥₹￥]|\\(?:texteuro|textsterling|textyen|euro)\b(?:\{\})?|(?:USD|EUR|GBP|CNY|RMB|JPY|INR)\b|\\\$)"
-)
-"""A currency sign after a number."""
-THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\\[,;:! ]|[\u00a0\u2009\u202f])\d{3})+(?!\d)")
-"""A number with thin or non-breaking spaces between its thousands."""
+_WORD = r"(?:\s*(?:\\text\s*\{)?\s*(?:hundred|thousand|million|billion|trillion)\b\s*\}?)?"
+_DIGITS = r"[-+]?(?:\d(?:[\d.]|\{,\}|,(?=\d)|\\[,;:! ](?=\d))*|\.\d+)"
+_MONEY = [
+    (name, re.compile(rf"(?<![A-Za-z])(?:{sign})\s*({_DIGITS}{_WORD})"), re.compile(rf"(?<=\d)\s*(?:{sign})(?!\d)"))
+    for name, sign in CURRENCIES.items()
+]  # fmt: skip
 COMMAS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d|,\d)")
 """A number with commas between its thousands."""
 SPACED = re.compile(r"^[-+]?\d{1,3}(?: \d{3})+(?!\d)")
 """A number with plain spaces between its thousands, at the start of an answer; in a sentence it may be two numbers."""
-SEPARATOR = re.compile(r"\\[,;:! ]|\{,\}|[,\s]")
-
-
-def _joined(match: re.Match[str]) -> str:
-    return SEPARATOR.sub("", match[0])
-
-
-def thin_thousands(text: str) -> str:
-    r"""Join thousands with thin spaces.
-
-    Examples: `1\,000` -> `1000`; `12\u202f345` -> `12345`.
-    """
-    return THOUSANDS.sub(_joined, text)
 
 
 def money(text: str) -> str:
-    r"""Remove signs of currencies at a number.
+    r"""Write the currency of an amount behind it.
 
-    Examples: `€5` -> `5`; `125 USD` -> `125`.
+    Examples: `€5` -> `5 euro`; `125 USD` -> `125 dollar`.
     """
-    return BEHIND.sub("", CURRENCY.sub("", text))
+    delimits = (text.count("$") - text.count("\\$")) % 2 == 0
+    hidden = re.sub(r"(?<!\\)\$", "\0", text) if delimits else text
+    for name, before, behind in _MONEY:
+        hidden = behind.sub(f" {name}", before.sub(lambda m, name=name: _priced(m, name), hidden))  # type: ignore[misc]
+    return hidden.replace("\0", "$")
+
+
+def _priced(match: re.Match[str], name: str) -> str:
+    """Return an amount with its currency behind it; in a formula, such as $5 + 3, the amount alone."""
+    alone = re.match(r"[\s.,;:!?)}]*(?:$|[A-Za-z/}\0$]|\\(?:text|mathrm|\)|\]))", match.string[match.end() :])
+    return f"{match[1]} {name}" if alone else match[1]
 
 
 def thousands(text: str) -> str:
@@ -348,6 +324,10 @@ def thousands(text: str) -> str:
     if re.search(r"[(\[]|\\\{", text) or not any(character.isdigit() for character in text):
         return text
     return COMMAS.sub(_joined, SPACED.sub(_joined, text))
+
+
+def _joined(match: re.Match[str]) -> str:
+    return re.sub(r"\{,\}|[,\s]", "", match[0])
 
 
 SCIENTIFIC = re.compile(r"(?<![A-Za-z\d.\\])(\d++\.?\d*+|\.\d++)[eE]([+-]?\d{1,4})(?![A-Za-z\d.^])")
@@ -383,7 +363,7 @@ def magnitudes(text: str) -> str:
             format((Decimal(match[1].replace(",", "")) * factor).normalize(), "f") if len(match[1]) < 40 else match[0]
         )
 
-    return _MAGNITUDE.sub(product, text)
+    return re.sub(r"(?<=\d)\s*percent(?![a-z])", "%", _MAGNITUDE.sub(product, text))
 
 
 def mixed_numbers(text: str) -> str:
@@ -420,71 +400,6 @@ def repeating_decimals(text: str) -> str:
     return _REPEATING.sub(fraction, text) if "." in text else text
 
 
-UNITS = (  # noqa: SIM905
-    "km/h mph kmh m/s cm mm km ft in nm kg mg mi yd lb lbs oz ml mL kL hr hrs min mins sec secs ms kW kWh Hz kHz "
-    "MHz degrees degree deg radians radian rad meters meter metres metre centimeters centimeter centimetres "
-    "centimetre millimeters millimeter kilometers kilometer kilometres kilometre miles mile inches inch feet foot "
-    "yards yard liters liter litres litre grams gram kilograms kilogram pounds pound ounces ounce tons ton hours "
-    "hour minutes minute seconds second days day weeks week months month years year dollars dollar cents cent "
-    "euros euro rupees rupee yuan units unit square cubic sq cu per percent people students apples cups cup ways "
-    "times points point items pieces "
-).split()
-_WORD_UNIT = re.compile(
-    r"(?:(?<=[\d}.!)])(?:\s+|(?<=[\d}]))|(?<=\\pi)\s+)"
-    rf"(?:(?:{'|'.join(sorted(UNITS, key=len, reverse=True))})(?![A-Za-z]))"
-    r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d)|[²³])?(?:\s*/\s*[A-Za-z]+(?:\^\{?\d\}?)?)?\.?"
-)
-_POWERED_UNIT = re.compile(r"(?<=\d)\s*(?:cm|mm|km|ft|in|mi|yd|m)\s*\^\s*(?:\{\s*[23]\s*\}|[23])$")
-_WORDS_BEHIND = re.compile(
-    r"^([-+]?(?:\d[\d,]*\.?\d*|\.\d+|\d*\\frac\{\d+\}\{\d+\}|\d+ ?/ ?\d+))\s*\(?((?:[A-Za-z]{2,}[ .,'-]*)+)\)?$"
-)
-KEPT_WORDS = frozenset(
-    (  # noqa: SIM905
-        "or and pm am to by base mod bmod choose sqrt pi sin cos tan log ln over times plus minus percent dozen score "
-        "pair gross infinity if for where when "
-    ).split()
-)
-"""Words after a number that change what it is."""
-
-
-def units(text: str) -> str:
-    r"""Remove the units of a number, and the words after a number that stands first.
-
-    Examples: `5 cm^2` -> `5`; `3/4 cup` -> `3/4`.
-    """
-    if not any(character.isalpha() for character in text) or not any(character.isdigit() for character in text):
-        return text
-    text = re.sub(r"(?<=\d)\s*percent(?![a-z])", "%", text)
-    text = _POWERED_UNIT.sub("", text)
-    previous = ""
-    while previous != text:
-        previous, text = text, _WORD_UNIT.sub("", text)
-    behind = _WORDS_BEHIND.match(text)
-    if behind and not KEPT_WORDS.intersection(re.findall(r"[a-z]+", behind[2].lower())):
-        return behind[1]
-    return text
-
-
-_CJK = re.compile(r"^\D{0,6}?([-+]?\d[\d,.]*(?:/\d+)?%?)\s*[\u3400-\u9fff\u3040-\u30ff\uac00-\ud7af]+$")
-
-
-def measure_words(text: str) -> str:
-    r"""Remove Chinese, Japanese and Korean words after a number.
-
-    Examples: `125,000元` -> `125,000`; `6个苹果` -> `6`.
-    """
-    match = None if text.isascii() else _CJK.match(text)
-    return match[1] if match else text
-
-
-def degrees(text: str) -> str:
-    r"""Remove the degree sign of a number that stands alone.
-
-    Examples: `45^\circ` -> `45`; `\cos 60^\circ` is unchanged.
-    """
-    return re.sub(r"(^|=\s*)([-+]?[\d.]+)\s*\^\s*\\circ\s*(?:[CF]|)$", r"\1\2", text.strip())
-
-
 _LABEL = re.compile(
     r"^(?:[A-Za-z][A-Za-z ]*(?:answer|result|total|sum|value|number|area|volume|cost|price|solution)s?\b[A-Za-z ]*"
     r"(?:\bis\b|\bare\b|:)|[A-Za-z][A-Za-z ]+:|(?:the )?(?:final )?answer\s*=|Total:|Answer:)\s*(?=\S)",
@@ -507,37 +422,6 @@ def labels(text: str) -> str:
     return _HEDGE.sub("", _LABEL.sub("", text, count=1))
 
 
-_UNDER_TWENTY = (  # noqa: SIM905
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
-_WORTH = {word: value for value, word in enumerate(_UNDER_TWENTY)} | {
-    word: value for value, word in zip(range(20, 100, 10), _TENS, strict=True)
-}
-
-
-def number_words(text: str) -> str:
-    """Write an answer that is a number in English words in digits.
-
-    Examples: `forty-two` -> `42`; `three hundred and five` -> `305`.
-    """
-    words = [word for word in re.split(r"[\s-]+", text.lower()) if word != "and"]
-    if not words or len(text) > 100 or not {*words} <= {*_WORTH, "hundred", "thousand", "million"}:
-        return text
-    total = part = 0
-    for word in words:
-        if word == "hundred":
-            part = max(part, 1) * 100
-        elif word in ("thousand", "million"):
-            total, part = total + max(part, 1) * 10 ** MAGNITUDES[word], 0
-        else:
-            if part % 10 or (part % 100 and _WORTH[word] >= 10):  # as in "one two"
-                return text
-            part += _WORTH[word]
-    return str(total + part)
-
-
 def punctuation(text: str) -> str:
     r"""Remove punctuation at the end, and one pair of braces around the whole text.
 
@@ -545,7 +429,7 @@ def punctuation(text: str) -> str:
     """
     text = (
         re.sub(r"(?<!\.)[.,;:!?](?:\s*)$", "", text.strip())
-        if not re.search(r"[\d)\]}]!$", text.strip())
+        if not re.search(r"[\d)\]}]!+$", text.strip())
         else text.strip()
     )
     while text.startswith("{") and in_braces(text) == text[1:-1]:
@@ -553,33 +437,31 @@ def punctuation(text: str) -> str:
     return text
 
 
-def numerals(text: str) -> str:
-    r"""Drop a plus sign and write `.5` as `0.5`.
-
-    Examples: `+7` -> `7`; `.5` -> `0.5`.
-    """
-    return re.sub(r"(?<![\d.])\.(?=\d)", "0.", re.sub(r"^\+(?=[\d.\\])", "", text))
-
-
 Rule = Callable[[str], str]
 RULES: tuple[Rule, ...] = (
-    lost_backslashes, unicode_signs, controls, thin_thousands, money, layout, spellings, plain_formulas, fractions,
-    punctuation, labels, money, number_words, e_notation, thousands, magnitudes, mixed_numbers, repeating_decimals,
-    measure_words, units, degrees, punctuation, numerals,
+    unicode_signs, money, layout, spellings, plain_formulas, fractions, labels, money, in_digits,
+    e_notation, thousands, magnitudes, mixed_numbers, repeating_decimals,
 )  # fmt: skip
-"""The rules in their order. Some run twice, because another one uncovers their signs."""
+"""The rules in their order. One runs twice, because another one uncovers its signs."""
 LONGEST = 10_000
 """Characters of the longest answer that is rewritten; a longer one equals a reference only as text."""
 
 
 @lru_cache(8192)
-def normal(text: str) -> str:
-    """Return the one spelling of an answer or reference."""
+def spelled(text: str) -> Amount:
+    """Return the one spelling of an answer or reference, and its unit."""
     if len(text) > LONGEST:
-        return text.strip()
+        return Amount(text.strip(), "")
+    text = " ".join(text.split())
     for rule in RULES:
         text = rule(text)
-    return " ".join(text.split())
+    text, unit = amount(text)
+    return Amount(" ".join(punctuation(text).split()), unit)
+
+
+def normal(text: str) -> str:
+    """Return the one spelling of an answer or reference, without its unit."""
+    return spelled(text).text
 
 
 _DENIED = re.compile(r"\b(?:is|are|be|was|it's)?\s*not\s+(?:be\s+)?\$?-?\d[\d.,/]*(?<![.,])\$?", re.IGNORECASE)
@@ -593,7 +475,8 @@ def prose(text: str) -> str:
     """
     text = _DENIED.sub(" ", text.replace("cannot", "can not"))
     text = _EMPHASIS.sub(r"\1", text)
-    for rule in (unicode_signs, thin_thousands, money, magnitudes, mixed_numbers):
+    text = THIN.sub("", unicode_signs(text))
+    for rule in (money, magnitudes, mixed_numbers):
         text = rule(text)
     return re.sub(r"(?<=\d)\s*(?=[\u3400-\u9fff])", " ", re.sub(r"(?<=[\u3400-\u9fff])(?=[-\d])", " ", text))
 

@@ -7,7 +7,6 @@ The chat template shows their schemas to the policy. A completion with calls is 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
@@ -15,17 +14,13 @@ from typing import Any
 from pydantic import ValidationError, validate_call
 
 from scalerl.core.errors import ConfigError, raising, short
-from scalerl.core.files import parse_json
 from scalerl.core.plugins import PluginError, call, signature_of
 from scalerl.models.template import render
-from scalerl.tasks.base import judged_text
+from scalerl.tasks.calls import BY_NAME, Call, calls
 from scalerl.tasks.code import judge
 from scalerl.tasks.custom import task_object
 
 Tool = Callable[..., Any]
-
-MARKED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-"""A call of Hermes and Qwen: <tool_call>{"name": "look_up", "arguments": {"city": "Rome"}}</tool_call>."""
 
 ROW = "row"
 """Parameter of a tool that gets the row and is not shown to the policy."""
@@ -71,29 +66,38 @@ def schemas(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
     return tool_schemas, python in functions
 
 
-def calls(completion: str) -> list[str]:
-    """Return the calls in a completion, as JSON texts that may be malformed; calls in the thinking do not count.
+def template_form(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the form in which a chat template writes calls, and a note if there is none or it is not read.
 
-    They are the texts between <tool_call> and </tool_call>. Without these, the whole text is one call if it is an
-    object with `name` and `parameters`, as Llama writes it.
-    """
-    text = judged_text(completion).strip().removeprefix("<|python_tag|>")
-    marked_calls = MARKED.findall(text)
-    is_call = text.startswith("{") and '"name"' in text and ('"parameters"' in text or '"arguments"' in text)
-    return marked_calls or ([text] if is_call else [])
-
-
-def call_note(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return a note if a call as the chat template writes it is not read; empty if it is.
-
-    A model writes calls as its template showed them in training. A call in another form is answered as a wrong one.
+    A model writes calls as its template showed them in training. One call is written by the template and read back.
 
     Args:
         tokenizer: The model's tokenizer, with a chat template.
         tools: Schemas of the tools.
+
+    Returns:
+        The name of the form, empty if it is not known; and the note, empty if the call comes back.
     """
     name, properties = tools[0]["function"]["name"], tools[0]["function"]["parameters"]["properties"]
     arguments = dict.fromkeys(properties, "7")
+    written = [_written(tokenizer, tools, name, form) for form in (arguments, json.dumps(arguments))]
+    text = next((text for text in written if name in text), "")
+    if not text:
+        return "", f"tools: the chat template shows no call of {name}, so calls are read in any of the known forms"
+    while end := next((token for token in tokenizer.all_special_tokens if text.rstrip().endswith(token)), ""):
+        text = text.rstrip().removesuffix(end)
+    for form in BY_NAME:
+        read = calls(text, form)
+        if len(read) == 1 and (read[0].name, read[0].arguments) == (name, arguments):
+            return form, ""
+    return "", (
+        f"tools: the chat template writes a call as {short(text.strip(), 200)}, a form that is not read, so the "
+        "model's calls are read only if it uses one of the known forms (docs/environments.md)"
+    )
+
+
+def _written(tokenizer: Any, tools: Sequence[Mapping[str, Any]], name: str, arguments: Any) -> str:
+    """Return a call as the chat template writes it; empty if the template fails."""
     made = {"type": "function", "id": "a1b2c3d4e", "function": {"name": name, "arguments": arguments}}
     question: list[dict[str, Any]] = [{"role": "user", "content": "What is 2+2?"}]
     turn: Any = {"role": "assistant", "content": "", "tool_calls": [made]}
@@ -101,51 +105,29 @@ def call_note(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:
         before = render(tokenizer, question, tools=tools)
         whole = render(tokenizer, [*question, turn], tools=tools, prompted=False)
     except ConfigError:
-        before = whole = ""
-    text = whole.removeprefix(before) if whole.startswith(before) else whole.rpartition("What is 2+2?")[2]
-    if name not in text:
-        return f"tools: the chat template shows no call of {name}, so the form of the model's calls is not known"
-    while end := next((token for token in tokenizer.all_special_tokens if text.rstrip().endswith(token)), ""):
-        text = text.rstrip().removesuffix(end)
-    if (name, arguments) in map(_request, calls(text)):
         return ""
-    return (
-        f"tools: the chat template writes a call as {short(text.strip(), 200)}, a form that is not read, so no call of "
-        "the model is made (docs/environments.md)"
-    )
+    return whole.removeprefix(before) if whole.startswith(before) else whole.rpartition("What is 2+2?")[2]
 
 
-def _request(text: str) -> tuple[Any, Any]:
-    """Return name and arguments of a call; None for what it lacks."""
-    try:
-        request = parse_json(text)
-    except ValueError:
-        return None, None
-    request = request if isinstance(request, dict) else {}
-    return request.get("name"), request.get("arguments", request.get("parameters"))
-
-
-def answer(tools: Sequence[Tool], text: str, row: Mapping[str, Any], name: str) -> str:
+def answer(tools: Sequence[Tool], made: Call, row: Mapping[str, Any], name: str) -> str:
     """Return the result of a call as text, or what is wrong with the call.
 
     Args:
         tools: Functions.
-        text: The call, such as '{"name": "look_up", "arguments": {"city": "Rome"}}'.
+        made: The call, such as Call("look_up", {"city": "Rome"}).
         row: Row of the prompt.
         name: Import path of the task, for messages.
 
     Raises:
         PluginError: The tool raised an error that is no ValueError, or returned a value that is not JSON.
     """
+    if made.problem:
+        return f"Error: {made.problem}"
     by_name = {tool.__name__: tool for tool in tools}
-    try:
-        request = parse_json(text)
-    except ValueError as error:
-        return f"Error: the call is not JSON: {error}"
-    request = request if isinstance(request, dict) else {}
-    tool, arguments = by_name.get(str(request.get("name"))), request.get("arguments", request.get("parameters"))
+    tool, arguments = by_name.get(str(made.name)), made.arguments
     if tool is None or not isinstance(arguments, dict):
-        return f"Error: got {short(request)}; allowed: name ({', '.join(by_name)}) and arguments (an object)"
+        got = {"name": made.name, "arguments": arguments}
+        return f"Error: got {short(got)}; allowed: name ({', '.join(by_name)}) and arguments (an object)"
     signature = signature_of(tool)
     if signature and ROW in signature.parameters:
         arguments = {**arguments, ROW: row}

@@ -18,6 +18,7 @@ from scalerl.core.errors import ConfigError, short
 from scalerl.core.plugins import PluginError, call, describe, number
 from scalerl.core.printable import encodable
 from scalerl.tasks import tools
+from scalerl.tasks.calls import FORM, calls
 from scalerl.tasks.custom import score_of, task_object
 from scalerl.types import Prompt
 
@@ -81,8 +82,9 @@ def _reply(prompt: Prompt, messages: Sequence[Message]) -> Reply:
     task, name = task_object(columns), columns["function"]
     row = copy.deepcopy(columns["row"])
     task_tools, last = getattr(task, "tools", ()), messages[-1]["content"]
-    if tool_calls := tools.calls(last) if task_tools else []:
-        return Reply(tuple(_message(TOOL, tools.answer(task_tools, text, row, name)) for text in tool_calls))
+    form, schemas = columns.get(FORM, ""), columns.get("tools", ())
+    if tool_calls := calls(last, form, schemas) if task_tools else []:
+        return Reply(tuple(_message(TOOL, tools.answer(task_tools, made, row, name)) for made in tool_calls))
     if not hasattr(task, "reply"):
         return Reply((), score_of(task, name, row, last)[0])
     conversation = [*opening(row["prompt"]), *(dict(message) for message in messages)]

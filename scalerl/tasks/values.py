@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ TOLERANCE, RELATIVE = Fraction(5, 10**7), Fraction(2, 10**5)
 """Distance within which a decimal stands for another number: that of six decimals, and for small numbers this share of
 the reference."""
 TOKEN = re.compile(r"\d+(?:\.\d*)?|\.\d+|\\[A-Za-z]+|\*\*|\S")
-CLOSED = {"(": ")", "{": "}", "[": "]", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
+CLOSED = {"(": ")", "{": "}", "[": "]"}
 
 
 class NoValue(Exception):
@@ -65,17 +66,12 @@ def number(text: str) -> Number | None:
     r"""Return the value of a text: `\frac{1}{2}` and `2\sqrt{3}` have one, `x + 1` has none."""
     if len(text) > LONGEST:
         return None
-    tokens = TOKEN.findall(text)
-    if not tokens:
-        return None
-    try:
-        reader = _Reader(tokens)
+    reader = _Reader(TOKEN.findall(text))
+    with suppress(*UNREADABLE):
         value = reader.sum()
-    except UNREADABLE:
-        return None
-    if reader.at < len(tokens) or (not isinstance(value, Fraction) and not _digits().isfinite(value)):
-        return None
-    return Number(value, reader.decimal)
+        if not reader.peek() and (isinstance(value, Fraction) or _digits().isfinite(value)):
+            return Number(value, reader.decimal)
+    return None
 
 
 def is_too_large(text: str) -> bool:
@@ -84,10 +80,8 @@ def is_too_large(text: str) -> bool:
         return True
     try:
         _Reader(TOKEN.findall(text[:LONGEST])).sum()
-    except TooLarge:
-        return True
-    except UNREADABLE:
-        pass
+    except UNREADABLE as error:
+        return isinstance(error, TooLarge)
     return False
 
 
@@ -98,15 +92,11 @@ def equal(value: Number, reference: Number) -> bool:
         distance, size = abs(value.value - reference.value), abs(reference.value)
         return distance == 0 or (rounded and distance <= min(TOLERANCE, RELATIVE * size))
     context = _digits()
-    a, b = _real(value.value), _real(reference.value)
-    size = abs(b)
-    tolerance = min(_real(TOLERANCE), _real(RELATIVE) * size) if rounded else context.mpf(10) ** -45 * (size or 1)
+    a, b = context.convert(value.value), context.convert(reference.value)
+    tolerance = (
+        min(context.convert(TOLERANCE), RELATIVE * abs(b)) if rounded else context.mpf(10) ** -45 * (abs(b) or 1)
+    )
     return bool(abs(a - b) <= tolerance)
-
-
-def _real(value: Any) -> Any:
-    context = _digits()
-    return context.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
 class _Reader:
@@ -114,7 +104,6 @@ class _Reader:
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens, self.at, self.depth, self.decimal = tokens, 0, 0, False
-        self.bars = 0
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -135,31 +124,24 @@ class _Reader:
         return value
 
     def product(self) -> Any:
-        if self.peek() in ("+", "-"):
-            return self.product() if self.next() == "+" else -self.product()
-        value, divided = self.power(), False
+        value, divided = self.signed(), False
         while token := self.peek():
             if token in ("*", "\\cdot", "\\times", "\\ast"):
                 self.next()
                 value, divided = value * self.signed(), False
             elif token in ("/", "\\div"):
                 self.next()
-                value, divided = _quotient(value, self.signed()), token == "/"
+                value, divided = value / self.signed(), token == "/"
             elif token in ("\\bmod", "\\mod"):
                 self.next()
-                value = _remainder(value, self.signed())
-            elif self.starts_factor(token):
+                value = value % self.signed()
+            elif token in ("(", "{", "[") or token in CONSTANTS or token in COMMANDS:
                 if divided:  # 1/2\pi has two readings
                     raise NoValue
                 value = value * self.power()
             else:
                 break
         return value
-
-    def starts_factor(self, token: str) -> bool:
-        if token == "|":
-            return not self.bars
-        return token in ("(", "{", "[", "e", "i", "\\pi", "\\lfloor", "\\lceil") or token in COMMANDS
 
     def signed(self) -> Any:
         if self.peek() in ("+", "-"):
@@ -171,7 +153,9 @@ class _Reader:
         while token := self.peek():
             if token == "!":
                 self.next()
-                value = _factorial(value)
+                step = 1 + (self.peek() == "!")  # 5!! is 5 * 3 * 1
+                self.at += step - 1
+                value = _factorial(value, step)
             elif token in ("^", "**"):
                 self.next()
                 if self.peek() == "\\circ":
@@ -183,24 +167,12 @@ class _Reader:
 
     def group(self) -> Any:
         opened = self.next()
-        if opened not in CLOSED:
-            raise NoValue
         self.depth += 1
-        if self.depth > DEEPEST:
+        if opened not in CLOSED or self.depth > DEEPEST:
             raise NoValue
-        self.bars += opened == "|"
         value = self.sum()
         self.expect(CLOSED[opened])
-        self.bars -= opened == "|"
         self.depth -= 1
-        if opened == "|":
-            return abs(value)
-        if opened in ("\\lfloor", "\\lceil"):
-            if not isinstance(value, Fraction):
-                value = Fraction(
-                    int(_digits().floor(value.real)) if opened == "\\lfloor" else int(_digits().ceil(value.real))
-                )
-            return Fraction(math.floor(value) if opened == "\\lfloor" else math.ceil(value))
         return value
 
     def argument(self) -> Any:
@@ -226,12 +198,8 @@ class _Reader:
             if self.peek()[:1].isdigit():
                 raise NoValue
             return Fraction(int(token))
-        if token == "e":
-            return _digits().mpc(_digits().e)
-        if token == "i":
-            return _digits().mpc(0, 1)
-        if token == "\\pi":
-            return _digits().mpc(_digits().pi)
+        if token in CONSTANTS:
+            return _digits().mpc(getattr(_digits(), CONSTANTS[token]))
         if token in COMMANDS:
             return COMMANDS[token](self, token)
         raise NoValue
@@ -242,20 +210,16 @@ class _Reader:
         self.next()
         above, below = self.argument(), self.argument()
         digits = all(token.isdigit() or token in "{}" for token in self.tokens[start + 1 : self.at])
-        if digits and 0 < above < below:
-            return integer + above / below
-        if digits:
+        if digits and not 0 < above < below:
             raise NoValue
-        return integer * _quotient(above, below)
+        return integer + above / below if digits else integer * above / below
 
     def fraction(self, _: str) -> Any:
         above = self.argument()
-        return _quotient(above, self.argument())
+        return above / self.argument()
 
     def root(self, _: str) -> Any:
-        degree = Fraction(2)
-        if self.peek() == "[":
-            degree = self.group()
+        degree = self.group() if self.peek() == "[" else Fraction(2)
         return _root(self.argument(), degree)
 
     def choose(self, _: str) -> Any:
@@ -263,22 +227,6 @@ class _Reader:
         if above.denominator == below.denominator == 1 and 0 <= below <= above <= MOST_FACTORIAL:
             return Fraction(math.comb(int(above), int(below)))
         raise NoValue
-
-    def several(self, token: str) -> Any:
-        """Read the arguments of gcd, lcm, max and min."""
-        self.expect("(")
-        values = [self.sum()]
-        while self.peek() == ",":
-            self.next()
-            values.append(self.sum())
-        self.expect(")")
-        if token in ("\\gcd", "\\lcm"):
-            if any(value.denominator != 1 for value in values):
-                raise NoValue
-            return Fraction((math.gcd if token == "\\gcd" else math.lcm)(*(int(value) for value in values)))
-        if not all(isinstance(value, Fraction) for value in values):
-            raise NoValue
-        return max(values) if token == "\\max" else min(values)
 
     def function(self, token: str) -> Any:
         name, base, exponent = token[1:], None, None
@@ -291,14 +239,11 @@ class _Reader:
         value = self.operand(name)
         context = _digits()
         if name == "log" and base is not None:
-            result = context.log(_complex(value)) / context.log(_complex(base))
-            nearest = Fraction(int(context.nint(result.real))) if abs(result.real) < 10**6 else None
-            if nearest is not None and abs(result - int(nearest)) < context.mpf(10) ** -50:
-                result = nearest  # log_2 8 is 3
+            result = _complex(context.log(value)) / context.log(base)
         elif name in ("log", "lg"):  # natural or common: the text does not say
             raise NoValue
         else:
-            result = getattr(context, FUNCTIONS[name])(_complex(value))
+            result = _complex(getattr(context, FUNCTIONS[name])(value))
         return result if exponent is None else _power(result, exponent)
 
     def operand(self, name: str) -> Any:
@@ -320,10 +265,11 @@ class _Reader:
             self.at += 2
             if FUNCTIONS.get(name) not in ("sin", "cos", "tan", "cot", "sec", "csc"):
                 raise NoValue
-            return _real(value) * _digits().pi / 180
+            return value * _complex(_digits().pi) / 180
         return value
 
 
+CONSTANTS = {"e": "e", "\\pi": "pi", "i": "j"}
 FUNCTIONS = {"exp": "exp", "ln": "log"} | {
     name: name.replace("arc", "a") for name in ("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan")
 }
@@ -331,33 +277,20 @@ COMMANDS: dict[str, Callable[[_Reader, str], Any]] = {
     "\\frac": _Reader.fraction,
     "\\sqrt": _Reader.root,
     "\\binom": _Reader.choose,
-    **dict.fromkeys(("\\gcd", "\\lcm", "\\max", "\\min"), _Reader.several),
     **{f"\\{name}": _Reader.function for name in (*FUNCTIONS, "log", "lg")},
 }
 
 
 def _complex(value: Any) -> Any:
-    return _digits().mpc(_real(value))
+    return _digits().mpc(_digits().convert(value))
 
 
-def _quotient(above: Any, below: Any) -> Any:
-    if isinstance(above, Fraction) and isinstance(below, Fraction):
-        return above / below
-    return _real(above) / _real(below)
-
-
-def _remainder(value: Any, modulus: Any) -> Fraction:
-    if isinstance(value, Fraction) and isinstance(modulus, Fraction):
-        return value % modulus
-    raise NoValue
-
-
-def _factorial(value: Any) -> Fraction:
+def _factorial(value: Any, step: int) -> Fraction:
     if not isinstance(value, Fraction) or value.denominator != 1 or value < 0:
         raise NoValue
     if value > MOST_FACTORIAL:
         raise TooLarge
-    return Fraction(math.factorial(int(value)))
+    return Fraction(math.factorial(int(value)) if step == 1 else math.prod(range(int(value), 0, -step)))
 
 
 def _power(base: Any, exponent: Any) -> Any:

@@ -103,8 +103,15 @@ def test_the_answer_is_the_last_complete_form(completion, answer, passed):
 @pytest.mark.parametrize(
     ("completion", "text", "form"),
     [
-        (r"\boxed{7}, no, <answer>8</answer>", "7", "box"),
-        ("<answer>8</answer>\n#### 9", "8", "tag"),
+        (r"\boxed{7}, no, <answer>8</answer>", "8", "tag"),
+        (r"<answer>7</answer>, no, \boxed{8}", "8", "box"),
+        (r"<answer>\boxed{7}</answer>", "7", "box"),
+        ("<answer>8</answer>\n#### 9", "9", "hashes"),
+        (r"\boxed{7}. I forgot one case. The answer is 8.", "8", "phrase"),
+        (r"\boxed{7}. The answer is correct.", "7", "box"),
+        ("The answer is 7. A wrong answer would be 8.", "7", "phrase"),
+        (r"\boxed{7}. The answer is an integer, as required.", "7", "box"),
+        ("<p>Answer:<br><b>8</b></p>", "8", "phrase"),
         ("The answer is 8.\n#### 9", "9", "hashes"),
         ("#### Step 1\nThe answer is 8. So 9", "8", "phrase"),
         ("So 9", "So 9", "none"),
@@ -113,7 +120,7 @@ def test_the_answer_is_the_last_complete_form(completion, answer, passed):
         (r"\boxed{7} and then \boxed{8", "7", "box"),
     ],
 )
-def test_forms_are_tried_in_a_fixed_order(completion, text, form):
+def test_the_last_statement_counts_whatever_its_form(completion, text, form):
     assert find_answer(completion) == (text, form)
 
 
@@ -152,3 +159,30 @@ def test_only_the_form_that_the_task_asks_for_counts(form):
         assert verdict.passed is (name == form) and verdict.form == (form if name == form else "none")
         reference = WRITTEN.get(form, r"\boxed{{{}}}").format("4")
         assert math.verify(prompt, reference).passed
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion", "passed"),
+    [
+        ("C", r"It follows that \boxed{x \le y}.\n\n**Answer: C**", True),
+        ("C", "Answer: it is neither A nor B, so C", True),
+        ("C", "Answer: not C, it is D", False),
+        ("D", "Answer: not A, not B, so D", True),
+        ("D", "The answer is D, not B.", True),
+        ("B", "The answer is D, not B.", False),
+        ("B, D", r"\boxed{\text{(B) and (D)}}", True),
+        ("BD", "The answer is D and B.", True),
+        ("BD", "Answer: B", False),
+        ("B", "Answer: B, D", False),
+        ("90 minutes", "It takes 1 hour and 30 minutes.", True),
+        ("30 minutes", "It takes 1 hour and 30 minutes.", False),
+        ("30 minutes", "He walks 4 miles and 30 minutes.", True),
+        ("18:20", "The train leaves at 6:20 p.m.", True),
+        ("6:20 p.m.", "Answer: 6:20 a.m.", False),
+        ("6:20 p.m.", "Answer: 6:20", True),
+        ("12:10 AM", r"\boxed{0:10}", True),
+        ("0:10", "Answer: 12:10 PM", False),
+    ],
+)
+def test_choices_times_and_amounts_are_found_whole_in_the_last_statement_that_has_one(answer, completion, passed):
+    assert passes(answer, completion) is passed

@@ -182,6 +182,12 @@ def test_the_code_of_a_chat_prompt_is_its_block():
         ("nan", "NaN", False),
         ("inf", "Infinity", False),
         ("٧", "7", False),
+        ("0010", "10", False),
+        ("9", "09", False),
+        ("00:30", "0:30", False),
+        ("0.50", "0.5", True),
+        ("-0.0", "0.0", True),
+        ("00.5", "0.5", False),
         ("1_0", "10", False),
         ("", "7", False),
     ],
@@ -427,6 +433,11 @@ def test_a_method_of_solution_may_use_the_names_that_leetcode_provides(judge):
         "import sys\nsys.stdout.write(str(sum(map(int, sys.stdin.buffer.readline().split()))))\nexit()",
         "import threading, sys\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**26)\n"
         "t = threading.Thread(target=lambda: print(sum(map(int, input().split()))))\nt.start()\nt.join()",
+        "print(sum(map(int, open('/dev/stdin').read().split())), file=open('/dev/stdout', 'w'))",
+        "import sys\nsys.stdin = open('/dev/fd/0')\nout = open('/dev/stdout', 'w')\n"
+        "out.write(str(sum(map(int, input().split()))))",  # never closed
+        "from pathlib import Path\nprint(sum(map(int, Path('/dev/stdin').read_text().split())))",
+        "import os\nfile = os.open('/proc/self/fd/0', os.O_RDONLY)\nprint(sum(map(int, os.read(file, 99).split())))",
         "import asyncio\nasync def main(): print(sum(map(int, input().split())))\nasyncio.run(main())",
         "def down(n): return 0 if n == 0 else down(n - 1)\nprint(sum(map(int, input().split())) + down(20000))",
     ],

@@ -139,6 +139,48 @@ def test_scores_of_another_scale_and_words_are_read(fake):
 
 
 @pytest.mark.parametrize(
+    ("reply", "high", "score"),
+    [
+        ("Score: 1/10", 1, None),
+        ("Score: 4 out of 5", 10, None),
+        ("Score: 4 out of 5", 5, 4.0),
+        ("Score: 4 out of the 5 points", 10, None),
+        ("Score: 85%", 1, None),
+        ("Score: 7 (of 10)", 10, 7.0),
+        ("Score: 7 on a scale from 1 to 100", 10, None),
+        ("Score: 3,5", 10, 3.5),
+        ("Score: .5", 1, 0.5),
+        ("Score: 1,250", 10, None),
+        ("Score: [[7]]", 10, 7.0),
+        ("[[7]]", 10, 7.0),
+        (r"The mark is \boxed{7}.", 10, 7.0),
+        ("score = 7", 10, 7.0),
+        ("The score should be 7.", 10, 7.0),
+        ("**Score**: *7* because 8 of 9 steps are right", 10, 7.0),
+        ("Score (0-10): 7\nScale: 0 to 10", 10, 7.0),
+        ("Score: 6-7", 10, None),
+        ("Score: 0 or 1", 1, None),
+        ("Score: 1st", 1, None),
+        ("Score: 11", 10, None),
+        ("An underscore: 7", 10, None),
+    ],
+)
+def test_a_score_is_a_single_number_on_the_scale_of_the_bounds(reply, high, score):
+    client = judge.Client(Judge(bounds=(0.0, float(high))))
+    if score is None:
+        with pytest.raises(ValueError, match="score"):
+            client._read(reply)
+    else:
+        assert client._read(reply) == score
+
+
+def test_a_score_on_another_scale_is_asked_for_again_and_counted_as_a_failure_of_the_judge(fake):
+    (score,), scorer = scores(fake, ["Score: 9/10"])
+    assert not score.counted and scorer.failures.failed == 1 and len(fake.asked) == 3
+    assert "the score 9 is on a scale to 10, not to 1 (scoring.judge.bounds)" in score.reason
+
+
+@pytest.mark.parametrize(
     "words",
     [["--scoring.judge.pattern", "("], ["--scoring.judge.bounds", "[1, 0]"], ["--scoring.judge.template", "x"]],
 )

@@ -1,4 +1,4 @@
-"""Tools: schemas, calls in two forms, wrong calls as messages, Python in a sandbox."""
+"""Tools: schemas, answers to calls, wrong calls as messages, Python in a sandbox, the form of a chat template."""
 
 import shutil
 import textwrap
@@ -15,8 +15,9 @@ from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.tasks import code, tools
+from scalerl.tasks.calls import FORM, Call
 from scalerl.tasks.checks import sandbox_notes
-from scalerl.tasks.tools import LOOK_UP, call_note
+from scalerl.tasks.tools import LOOK_UP, template_form
 from scalerl.tasks.turns import Reply, reply_to
 from scalerl.types import Prompt
 
@@ -164,10 +165,10 @@ def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, 
 def test_python_runs_in_a_sandbox(monkeypatch):
     code.prepare(Scoring(sandbox=Sandbox(mode="unsafe", test_s=1.0)))
     code.judge.cache_clear()
-    call = '{"name": "python", "arguments": {"code": "print(6 * 7)\\nprint(nothing)"}}'
+    call = Call("python", {"code": "print(6 * 7)\nprint(nothing)"})
     said = tools.answer([tools.python], call, {}, "own:Task")
     assert said.startswith("42\nended with exit status 1 (NameError: name 'nothing' is not defined")
-    late = '{"name": "python", "arguments": {"code": "while True: pass"}}'
+    late = Call("python", {"code": "while True: pass"})
     assert tools.answer([tools.python], late, {}, "own:Task") == "took longer than 1 s"
     code.judge().close()
     code.judge.cache_clear()
@@ -206,19 +207,34 @@ XML = (
 )
 LLAMA = '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
 LIST = '<|tool_call|>[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]'
+TEXT = "<｜tool▁call▁begin｜>{{ c.function.name }}<｜tool▁sep｜>{{ '' + c.function.arguments }}<｜tool▁call▁end｜>"
 
 
 @pytest.mark.parametrize(
-    ("form", "note"),
+    ("written", "form", "note"),
     [
-        (HERMES, ""),
-        (LLAMA, ""),
-        (XML, "writes a call as '<tool_call>\\n<function=look_up>"),
-        (LIST, "a form that is not read"),
-        ("", "the chat template shows no call of look_up"),
+        (HERMES, "hermes", ""),
+        (LLAMA, "json", ""),
+        (XML, "qwen3.5", ""),
+        (LIST, "marked-json", ""),
+        (TEXT, "deepseek", ""),  # its template joins the arguments to a text, so they must be one
+        ("!{{ c.function.name }}!", "", "writes a call as '!look_up!', a form that is not read"),
+        ("", "", "the chat template shows no call of look_up, so calls are read in any of the known forms"),
     ],
 )
-def test_a_call_in_the_form_of_the_template_is_read_or_a_note_says_that_it_is_not(chat, form, note):
-    chat.chat_template = HEAD + CALL.replace("CALL", form) + END
-    found = call_note(chat, [LOOK_UP])
-    assert note in found and bool(found) == bool(note)
+def test_the_form_of_the_template_is_found_from_a_call_that_it_writes(chat, written, form, note):
+    chat.chat_template = HEAD + CALL.replace("CALL", written) + END
+    found, about = template_form(chat, [LOOK_UP])
+    assert found == form and note in about and bool(about) == bool(note)
+
+
+def test_only_the_form_of_the_template_is_read(shop, chat):
+    from scalerl.prompts.dataset import task_prompts
+
+    chat.chat_template = HEAD + CALL.replace("CALL", XML) + END
+    prompts, notes = task_prompts(CustomTask(function="own_tools:Shop", prompts=9), chat, 1, Scoring())
+    assert prompts[2].columns[FORM] == "qwen3.5" and not any("tools:" in note for note in notes)
+    shown = "<tool_call>\n<function=price>\n<parameter=fruit>\nfig\n</parameter>\n</function>\n</tool_call>"
+    assert reply(prompts[2], shown) == Reply(({"role": "tool", "content": "3"},))
+    other = '<tool_call>{"name": "price", "arguments": {"fruit": "fig"}}</tool_call>'
+    assert reply(prompts[2], other) == Reply((), 0.0)

@@ -20,6 +20,7 @@ from scalerl.models.template import continuation, render
 from scalerl.models.text import TokenText, encoded, prompt_tokens
 from scalerl.rollouts.agents.protocol import ChatMessage, Refused, Turn, TurnRequest, split_calls
 from scalerl.rollouts.turns import ends, joined
+from scalerl.tasks.calls import FORM
 from scalerl.types import IntArray, Rollout
 
 LONGEST = 1 << 20
@@ -220,7 +221,7 @@ class Conversations:
         sampled, text = self._cut(request, plan, sampled)
         calls: tuple[tuple[str, str], ...] = ()
         if request.reads_calls:
-            text, calls = split_calls(text)
+            text, calls = split_calls(text, self.settings.get(FORM, ""), request.tools)
         message = ChatMessage("assistant", text, calls)
         sequence = plan.base.sequence if plan.base is not None and plan.base.last else None
         if sequence is None:

@@ -6,7 +6,6 @@ https://platform.openai.com/docs/api-reference/chat and /completions, as of 2026
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,7 @@ from typing import Any
 from scalerl.core.errors import short
 from scalerl.core.files import parse_json
 from scalerl.core.printable import encodable
-from scalerl.tasks.base import judged_text
-from scalerl.tasks.tools import MARKED, calls
+from scalerl.tasks.calls import split
 
 MOST_BYTES = 8 << 20
 """Largest body of a request."""
@@ -230,28 +228,22 @@ def _canonical(arguments: Any) -> str:
     return encodable(json.dumps({} if value is None else value, ensure_ascii=False))
 
 
-def split_calls(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return a turn of the policy as its text and the calls of tools in it.
+def split_calls(
+    text: str, form: str = "", tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return a turn of the policy as its text and the calls of tools in it; with a malformed call, everything is text.
 
-    The forms are those of environments (tasks/tools.py): <tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a
-    whole answer {"name": ..., "parameters": {...}}. With a malformed call, everything is text.
+    The forms are those of environments (tasks/calls.py).
+
+    Args:
+        text: Text of the turn.
+        form: Form of the chat template; empty: any.
+        tools: Schemas of the request.
     """
-    calls_made = []
-    for call in calls(text):
-        try:
-            content = parse_json(call)
-        except ValueError:
-            return text, ()
-        arguments = content.get("arguments", content.get("parameters")) if isinstance(content, dict) else None
-        if not isinstance(arguments, dict) or not isinstance(content.get("name"), str):
-            return text, ()
-        calls_made.append((content["name"], _canonical(arguments)))
-    if not calls_made:
+    rest, found = split(text, form, tools)
+    if not all(isinstance(made.name, str) and made.name and isinstance(made.arguments, dict) for made in found):
         return text, ()
-    judged = judged_text(text)
-    head = text.rpartition(judged)[0] if judged in text else ""
-    tail = MARKED.sub("", judged) if re.search(MARKED, judged) else ""
-    return (head + tail).strip(), tuple(calls_made)
+    return (rest if found else text), tuple((made.name, _canonical(made.arguments)) for made in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import io
 import os
 import sys
+from _weakref import ref  # weakref would have to be loaded
 
 from scalerl.tasks.sandbox.guest import jail, plain
 
@@ -16,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, ModuleType
+    from typing import Any
 
 NAMES = {
     "typing": "List Dict Tuple Set FrozenSet Optional Union Any Callable Iterable Iterator Generator Sequence Deque "
@@ -121,3 +124,40 @@ def fresh_module(name: str, *codes: CodeType) -> ModuleType:
     for code in codes:
         provide(code)
     return module
+
+
+STREAMS = {
+    path: number
+    for number, name in enumerate(("stdin", "stdout", "stderr"))
+    for path in (f"/dev/{name}", f"/dev/fd/{number}", f"/proc/self/fd/{number}")
+}
+"""Paths of the standard streams, which a sandbox has only as open files."""
+
+
+def with_streams() -> Callable[[], None]:
+    """Let `open` and `os.open` open the paths of the standard streams; return a function that flushes these files."""
+    real, real_of_os = io.open, os.open
+    opened: list[ref[Any]] = []  # a file that the program forgets is closed, and so written, at once
+
+    def number_of(path: object) -> int | None:
+        return STREAMS.get(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else None
+
+    def open(file: Any, *words: Any, **named: Any) -> Any:
+        number = number_of(file)
+        stream = real(file if number is None else os.dup(number), *words, **named)
+        if number is not None:
+            opened.append(ref(stream))
+        return stream
+
+    def open_of_os(path: Any, *words: Any, **named: Any) -> int:
+        number = number_of(path)
+        return real_of_os(path, *words, **named) if number is None else os.dup(number)
+
+    def finish() -> None:
+        for stream in filter(None, (known() for known in opened)):
+            if not stream.closed:
+                stream.flush()
+
+    builtins.open = io.open = open
+    os.open = open_of_os
+    return finish

@@ -16,7 +16,7 @@ import time
 
 from scalerl.tasks.sandbox.guest import jail, plain
 from scalerl.tasks.sandbox.guest.operations import OPERATIONS
-from scalerl.tasks.sandbox.guest.program import caught, compile_program, error_line, fresh_module
+from scalerl.tasks.sandbox.guest.program import caught, compile_program, error_line, fresh_module, with_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def _run_child(limits: jail.Limits, code: CodeType, source: int, out: int, err: 
     os.closerange(3, 64)
     jail.limit(limits, limits.test_s)
     jail.load_filter(limits)
+    finish = with_streams()
     error = caught(lambda: exec(code, fresh_module("__main__", code).__dict__))
     if isinstance(error, SystemExit):
         status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
     else:
         status = _reported(error)
-    status = _reported(caught(_finish)) or status
+    status = _reported(caught(_finish)) or _reported(caught(finish)) or status
     os._exit(status & 255)
 
 
