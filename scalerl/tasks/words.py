@@ -118,6 +118,7 @@ _CHANGED = re.compile(
     rf"|\bbetween\s+\S+\s+(?:and|to)\s+[\d.\\$]|\bfrom\s+\S+\s+to\s+[\d.\\$]"
     rf"|[\d}})](?:\s+\w+){{0,2}}?\s+\(?(?:(?:{_COMPARED})\s+(?:\w+\s+)?than|or\s+(?:{_COMPARED}|so|above|below|over|under)"
     r"|at\s+(?:the\s+)?(?:very\s+)?(?:most|least)|and\s+(?:more|up|above|over|beyond|under|below|counting|change)\b|too\s+(?:many|few|much))"
+    r"|\d(?:st|nd|rd|th)\s+(?:\w+\s+)?(?:prime|term|root|number|integer|multiple|digit|square|cube|element|power)\b"
     r"|[\d})][\s$]*\s(?:is|was|would\s+be|can)(?:\s+not|n't|not|\s+(?:wrong|incorrect|false|impossible))\b"
     r"|[\d})][\s$]*(?:,?\s*(?:but|though|although|except)\b|-?ish\b"
     r"|\s(?:times\s+\w|squared|cubed|doubled|tripled|halved|factorial|plus|minus|divided|multiplied|to\s+the|percent\s+of|mod(?:ulo)?|choose"
