@@ -99,6 +99,7 @@ except AttributeError: print("0.5 \\xb1 0.1")
 """
 
 
+@pytest.mark.slow
 def test_a_run_prints_to_a_terminal_of_ascii():
     environment = {**os.environ, **ASCII}
     done = subprocess.run([sys.executable, "-c", SHOWN], env=environment, capture_output=True, timeout=60)

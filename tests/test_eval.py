@@ -136,6 +136,7 @@ def test_a_run_without_an_exported_model_is_refused_with_instructions(evaluate, 
 SUMS = ["--suite", "sums.jsonl", "--task", "arithmetic", "--max-tokens", "40", "--device", "cpu", "--json"]
 
 
+@pytest.mark.slow
 def test_an_environment_without_vllm_is_one_line_that_says_what_to_do(place, lab_model):
     words = [sys.executable, "-m", "scalerl.cli", "eval", lab_model, *SUMS, "--engine", "vllm"]
     done = subprocess.run([*words, "--vllm-python", sys.executable], cwd=place, capture_output=True, text=True)

@@ -31,6 +31,7 @@ print(resident_bytes() - before)
 """
 
 
+@pytest.mark.slow
 def test_products_of_many_sizes_do_not_fill_the_memory():
     """A generator with environments grew by 43 KB per update, and a trainer by 4 MB, up to 480 MB for 768 sizes."""
     environment = {name: value for name, value in os.environ.items() if name not in onednn.CACHES}

@@ -117,6 +117,7 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "recompute"),
     [
@@ -148,6 +149,7 @@ def test_inductor_computes_the_same_gradient(monkeypatch):
     assert relative_error(found, plain_gradient(tiny_model("qwen3"), training_batch())) < 1e-5
 
 
+@pytest.mark.slow
 def test_layers_are_compiled_once_for_all_lengths():
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="packed", compile=True)
     learner.step(training_batch())
@@ -158,6 +160,7 @@ def test_layers_are_compiled_once_for_all_lengths():
     assert graphs() == before
 
 
+@pytest.mark.slow
 def test_a_layer_that_cannot_be_traced_is_not_compiled(monkeypatch):
     policy = Policy(tiny_model("qwen3"))
     norm = policy.model.model.layers[1].input_layernorm
@@ -213,6 +216,7 @@ def test_a_compiled_head_equals_the_plain_one(softcap, nucleus):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_sharded_layers_are_compiled(tmp_path):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

@@ -50,6 +50,7 @@ def test_a_configuration_passes_a_dry_run(block, tmp_path, prompt_file, capsys):
     assert where in next(line for line in out.splitlines() if line.startswith("# placement: "))
 
 
+@pytest.mark.slow
 def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, prompt_file, capsys):
     file, node = tmp_path / "run.toml", [block for block in BLOCKS if "\ngpus = 8\n" in block]
     for block in node:

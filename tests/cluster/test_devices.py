@@ -172,6 +172,7 @@ def test_a_run_on_more_gpus_than_allowed_is_an_error_at_the_start_too():
     assert len(table_of([HERE], generators=3, gpus=1)) == 4  # torch engines share the trainer's
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prompt_file")
 def test_the_dry_run_prints_the_table(capsys):
     words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--device", "cuda", "--rollouts.slots", "2"]
@@ -238,6 +239,7 @@ def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_p
         worker.end(5)
 
 
+@pytest.mark.slow
 def test_trainer_ranks_see_one_gpu_each(four_gpus):
     table = resolve(replace(BASE, placement=Placement(trainer_ranks=3))).devices
     own = [table["trainer", n].environment for n in range(3)]

@@ -329,6 +329,7 @@ def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(pl
 KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000", "--updates", "10"]
 
 
+@pytest.mark.slow
 def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
     code, out, _ = call(capsys, "plan", *KNOWN)
     assert code == 0 and "throughput: " in out and "staleness: " in out and "tokens/s as given" in out
@@ -412,6 +413,7 @@ def test_a_plan_of_prompts_that_do_not_exist_is_an_error(capsys, verb, path):
     assert code == 2 and "data.path: " in error and path.removeprefix("./") in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prompt_file")
 @pytest.mark.parametrize("path", ["p.jsonl", "owner/name", "gsm8k", "owner/name-1.5"])
 def test_a_plan_with_a_file_or_a_name_on_the_hub_is_none(capsys, path):

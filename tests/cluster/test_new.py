@@ -26,6 +26,7 @@ def test_the_plan_of_the_page_is_the_one_that_new_prints(capsys):
     assert all(f"# {line}\n" in out for line in plan.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prompt_file")
 @pytest.mark.parametrize("gpus", [0, 1, 2, 16])
 def test_a_printed_configuration_reads_back_to_equal_values_and_passes_a_dry_run(gpus, tmp_path, capsys, monkeypatch):
@@ -53,6 +54,7 @@ def test_a_model_that_fits_on_no_gpu_is_an_error_that_proposes_adapters(capsys):
     assert "got no model" in call(capsys, "new", "--gpus", "8")[2]
 
 
+@pytest.mark.slow
 def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys):
     """At 8.7 updates an hour, evaluations included, 20 updates take 2.3 hours: minutes in between."""
     minutes = {9.1: (100, 30), 0.5: (100, 30), 120.0: (100, 30), 198.0: (100, 30), 199.0: (100, 0), 450.0: (200, 0)}
@@ -65,6 +67,7 @@ def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys
     assert tomllib.loads(chosen)["checkpoint"] == {"every": 20} and "at this speed" not in chosen
 
 
+@pytest.mark.slow
 def test_the_interval_of_evaluations_identifies_the_ceiling_unless_that_costs_a_quarter_of_the_run(capsys):
     """11 evaluations of 200 prompts x 4 identify no ceiling; 51 cost 51 x 800 of 1,000 x 768 completions, 5.3%."""
     words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
@@ -100,6 +103,7 @@ def test_a_plan_and_a_dry_run_say_what_the_curve_will_tell(capsys):
     assert json.loads(call(capsys, "plan", *speeds, "--steps", "16", "--json")[1])["curve"] is None
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_the_held_out_prompts_of_the_file(lab_model, tmp_path, capsys):
     rows = [{"prompt": f"{i}+{j}=<think>", "answer": f"{(i + j) % 10}"} for i in range(10) for j in range(10)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

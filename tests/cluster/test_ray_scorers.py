@@ -81,6 +81,7 @@ def scores(scorer, asked, texts):
 PLACED = '[model]\nkind = "hf"\npath = "none"\n[placement]\nbackend = "ray"\nscorers = 2\n'
 
 
+@pytest.mark.slow
 def test_actors_give_the_same_scores_as_processes_next_to_the_trainer(scorers):
     text = PLACED + '[[data]]\nkind = "file"\npath = "none.jsonl"\n[[data]]\nkind = "arithmetic"'
     config = parse_config(text, "test")

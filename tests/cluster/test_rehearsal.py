@@ -47,6 +47,7 @@ def saved_llama(directory):
     ).save_pretrained(directory)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsys):
     saved_llama(tmp_path / "model")
     found = rehearsed(tmp_path, capsys)
@@ -60,6 +61,7 @@ def test_each_of_two_ranks_holds_half_of_the_masters_and_moments(tmp_path, capsy
     assert found["total"] == sum(found["parts"].values())
 
 
+@pytest.mark.slow
 def test_of_adapters_on_ranks_only_a_and_b_are_reduced_and_the_frozen_model_is_sharded_in_bf16(tmp_path, capsys):
     saved_llama(tmp_path / "model")
     found = rehearsed(tmp_path, capsys, "--model.lora.rank", "8")
@@ -80,12 +82,14 @@ def saved_mixture(directory, experts):
     return 2 * experts * 3 * 64 * 32
 
 
+@pytest.mark.slow
 def test_experts_that_are_fewer_than_the_ranks_are_shared_equally(tmp_path, capsys):
     entries = saved_mixture(tmp_path / "model", experts=2) + 2 * (12288 + 2 * 64) + 2 * 100 * 64  # routers, both ends
     found = rehearsed(tmp_path, capsys, "--placement.trainer_ranks", "4")
     assert found["parts"]["parameters"] == pytest.approx(entries, rel=0.02)  # 4 bytes of every fourth entry
 
 
+@pytest.mark.slow
 def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, capsys):
     experts = saved_mixture(tmp_path / "model", experts=4)
     options = ["--placement.trainer_ranks", "4", "--placement.gpus", "0"]
@@ -96,6 +100,7 @@ def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, c
     assert spread["total"] < whole["total"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "masters", "gradients", "trained"),
     [

@@ -225,6 +225,7 @@ def test_units_of_durations():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_dry_run_says_memory_and_duration_and_plans_no_gpu_that_is_not_here(tmp_path, monkeypatch, capsys):
     from scalerl.cli import main
 

@@ -63,6 +63,7 @@ def test_after_ten_rows_without_a_reward_it_says_what_is_missing(tmp_path):
     assert "forecast  none after 10 rows without an evaluation" in output[0]
 
 
+@pytest.mark.slow
 def test_device_hours_exclude_evaluation(tmp_path):
     def slow(completions, **columns):
         time.sleep(0.2)  # once per training step and per evaluation step

@@ -26,6 +26,7 @@ NOT_IN_CI = ("CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION", "GITHUB_ACTIONS", "D
 """Variables with which mlflow turns its telemetry off itself, as some others that no machine of ours has."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_telemetry_is_off_by_default(name):
     if importlib.util.find_spec(name) is None:

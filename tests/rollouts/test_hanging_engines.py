@@ -94,6 +94,7 @@ def resumes(run, begin, state, path, version, steps=12):
     assert Counter(waiting) + trained == Counter(range(again.drawn))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_publishing_ends_although_the_channel_is_full_and_the_step_is_saved(policy, begin, tmp_path):
     """With PPO-off-policy, the engines hang in the swap to the first version of the second round."""

@@ -66,6 +66,7 @@ def content(batches):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [PipelineRL(max_lag=0), PipelineRL(max_lag=1), PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str
 )
@@ -143,6 +144,7 @@ def test_a_wait_without_end_is_an_error():
     pipeline.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [8, 54])
 @pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=3)], ids=str)
 def test_random_delays_on_both_sides_do_not_change_results(policy, slots):

@@ -73,6 +73,7 @@ def test_a_scripted_engine_behaves_the_same_in_another_process(remote):
     assert not here[-1][3].busy
 
 
+@pytest.mark.slow
 def test_a_model_samples_the_same_tokens_in_another_process_across_a_swap(remote):
     policies = [Policy(tiny_model("qwen3", seed)) for seed in (0, 1)]
     channel = SharedMemoryChannel(WeightLayout.of(policies[0].weights()))

@@ -233,6 +233,7 @@ def test_a_slot_is_free_while_an_environment_thinks():
     assert occupancy.busy and occupancy.room == engine.inner.occupancy().room
 
 
+@pytest.mark.slow
 def test_a_process_computes_replies_at_the_same_time_and_one_that_hangs_or_dies_fails_alone(user_code):
     user_code(
         "slow_turns",

@@ -193,6 +193,7 @@ def test_a_second_client_replaces_the_adapter_that_the_server_has_and_does_not_l
         assert server.calls.count("/v1/load_lora_adapter") == 1 and server.calls.count("/collective_rpc") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["no_load", "wrong_label", "no_pause"])
 def test_a_server_that_does_not_take_an_adapter_is_lost(fault, tmp_path):
     with FakeVllm() as server:

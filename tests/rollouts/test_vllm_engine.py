@@ -158,6 +158,7 @@ def test_an_interrupted_sequence_has_the_phrase_as_context_and_its_answer_budget
 # -------------------------------------------------------------------------------------------------------------- swaps
 
 
+@pytest.mark.slow
 def test_a_swap_returns_at_once_and_running_sequences_continue_across_it(make, server, files):
     server.delay_s, server.load_s = 0.003, 1.0
     engine, _ = make(rule=LengthRule(None, NEVER, 400), sampling=Sampling())

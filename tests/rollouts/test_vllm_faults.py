@@ -111,6 +111,7 @@ def test_a_broken_request_is_resumed_with_its_tokens(make, server, fault):
     assert sum(lengths.values()) == 16
 
 
+@pytest.mark.slow
 def test_tokens_of_a_broken_request_never_get_a_newer_version(make, server):
     """The last chunk names the weights; without it, tokens get the version when the request was sent."""
     server.delay_s = 0.005

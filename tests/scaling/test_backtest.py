@@ -81,6 +81,7 @@ def test_the_amounts_of_compute_that_a_backtest_predicts_do_not_grow_with_the_he
     assert result.held_out == points // 2 and 0 < asked[0] <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spaced", [np.linspace, np.geomspace])
 def test_scores_of_many_points_are_those_of_a_prediction_at_each(spaced):
     compute = spaced(1.0, 16_000.0, 4000)

@@ -51,6 +51,7 @@ def test_the_cuts_of_a_run_have_every_rule_and_enough_points(bench):
     assert found[0].gain == pytest.approx(0.6 / 39 * (16 - 7), abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_printed_advice_loses_no_more_than_the_rule_on_simulated_runs(bench):
     """The aim is 0.0025; both follow the mean gain, except for a run that has fallen."""
     rng = np.random.default_rng(5)

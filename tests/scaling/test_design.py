@@ -124,6 +124,7 @@ def test_the_power_with_known_errors_is_that_of_a_normal_test(seeds, difference)
     assert detection_power(exact(0.02), 0.0122, seeds, difference) < power
 
 
+@pytest.mark.slow
 def test_the_power_is_that_of_compare():
     rng, expected = np.random.default_rng(3), expected_curve(16_000.0, **PAPER)
     one = prospect(expected, 16_000.0, Evaluations(51, 1000, 4))
@@ -139,6 +140,7 @@ def test_the_power_is_that_of_compare():
     assert np.mean(higher) == pytest.approx(promised, abs=0.2)
 
 
+@pytest.mark.slow
 @FEW
 def test_the_first_line_says_what_to_do_how_sure_it_is_and_what_it_costs():
     found = design(expected_curve(16_000.0), 16_000.0, prompts=200, samples=4, completions=768_000, price=2.5)
@@ -152,6 +154,7 @@ def test_the_first_line_says_what_to_do_how_sure_it_is_and_what_it_costs():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @FEW
 def test_a_number_that_is_not_enough_is_compared_with_one_that_is_and_enough_is_kept():
     low = design(expected_curve(16_000.0), 16_000.0, count=11, prompts=200)
@@ -170,6 +173,7 @@ def test_a_budget_that_ends_in_the_climb_is_not_promised_a_ceiling(budget, start
     assert found.sentence.startswith(start) and found.recommended.identified < 0.8
 
 
+@pytest.mark.slow
 @FEW
 def test_two_recipes_need_more_seeds_for_a_smaller_difference():
     look = expected_curve(16_000.0, **PAPER)
@@ -235,6 +239,7 @@ def test_runs_with_other_bounds_and_runs_on_two_axes(tmp_path):
         expected_of_runs([])
 
 
+@pytest.mark.slow
 def test_the_output_of_the_page_is_that_of_its_command(capsys):
     words = next(
         line for block in blocks("docs/planning.md", "bash") for line in block.splitlines() if "design" in line

@@ -201,6 +201,7 @@ def test_draws_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch):
     assert law.at(GRID) == pytest.approx(drawn, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_intervals_contain_nine_of_ten_new_runs():
     """80 worlds of six runs, three of which hardly know their ceiling; a seventh setting lies outside their range."""
     tau, inside = np.array([0.1, 0.2, 0.15, 0.02]), []

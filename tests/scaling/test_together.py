@@ -44,11 +44,13 @@ def errors(scatter, seeds):
     return np.sqrt(np.mean(np.square(alone))), np.sqrt(np.mean(np.square(together))), np.mean(inside)
 
 
+@pytest.mark.slow
 def test_seeds_together_have_smaller_errors_and_intervals_that_cover():
     alone, together, covered = errors(SEEDS, range(700, 706))
     assert together < 0.75 * alone and covered >= 0.86
 
 
+@pytest.mark.slow
 def test_runs_that_differ_more_than_seeds_are_called_so():
     seeds = [fit_together(world(seed, SEEDS)[0]) for seed in range(900, 903)]
     strangers = [fit_together(world(seed, STRANGERS)[0]) for seed in range(900, 903)]
@@ -68,6 +70,7 @@ def test_a_young_run_shrinks_toward_finished_ones_which_hardly_move():
     assert both.midpoint.low < 2542 < both.midpoint.high
 
 
+@pytest.mark.slow
 def test_the_fits_are_used_like_single_ones_and_the_order_of_the_runs_only_permutes_them():
     runs = [run(last=6000.0, seed=seed) for seed in range(3)]
     both, turned = fit_together(runs), fit_together(runs[::-1])
@@ -115,6 +118,7 @@ def test_runs_that_cannot_be_fitted_together_are_an_error(runs, message):
         fit_together(runs)
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_the_runs_share_and_then_each_run(capsys, tmp_path):
     paths = [write(tmp_path / f"seed-{seed}.jsonl", run(last=6000.0, seed=seed)) for seed in range(2)]
     code, out, _ = call(capsys, "fit", *paths, "--together")

@@ -64,6 +64,7 @@ def test_settings_of_a_grid_and_ranges_survive_the_file(tmp_path):
     assert StudyFiles(study.path, ranges).setting("w96-p8-g16") == {"data.operands": 7.0}  # a range by its upper end
 
 
+@pytest.mark.slow
 def test_a_study_is_shown_without_its_plan_and_configurations(study):
     before = study_results(study).to_dict()
     for name in ("study.toml", "*/seed-*/config.toml", "*/seed-*/run.json"):
@@ -153,6 +154,7 @@ def test_a_newer_study_is_one_line(study, capsys):
     assert code == 2 and error.count("\n") == 1 and "install a newer version" in error
 
 
+@pytest.mark.slow
 def test_upgrade_writes_study_json_and_the_missing_run_json_of_older_studies(study, capsys):
     before = study_results(study).to_dict()
     (study.path / "study.json").unlink()
@@ -172,6 +174,7 @@ def test_a_directory_without_a_study_is_one_line(tmp_path):
         read_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_damaged_predictions_are_a_note(tmp_path):
     vary = ("model.width", "recipe.prompts_per_step")
     grid = replace(select(PLANS["frontier"](QUICK), ["*-p8-g16", "*-p16-g16"]), vary=vary, seeds=(0,))

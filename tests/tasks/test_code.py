@@ -324,6 +324,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_any_values_in_the_columns_of_tests_are_tests_or_a_known_error(data):

@@ -81,6 +81,7 @@ def config(tmp_path, *tables):
     return read_config(file, [])
 
 
+@pytest.mark.slow
 def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
     mixed = config(
         tmp_path,
@@ -101,6 +102,7 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
     assert json.dumps(first.columns["parameters"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["isomorphic_strings", "list_functions"])
 def test_entries_are_the_same_in_every_process(dataset):
     """The first draws from a set, whose order depends on the hashes of texts; the second uses global random numbers."""
@@ -114,6 +116,7 @@ def test_entries_are_the_same_in_every_process(dataset):
     assert len(texts) == 1 and texts.pop().count(b"'question'") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "message"),
     [

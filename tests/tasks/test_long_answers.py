@@ -43,6 +43,7 @@ def passed(completion):
     return math.verify(Prompt("0" * 16, "q", (1,), "42", "math", {"prompt": "q"}), completion).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS, ids=[ascii(unit[:20]) for unit in UNITS])
 def test_megabytes_of_anything_take_seconds_and_hide_no_answer(unit):
     text = unit * ((LARGE if unit in SLOWEST else SIZE) // len(unit))

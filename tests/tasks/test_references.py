@@ -42,6 +42,7 @@ def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
     assert note.startswith("math: 1 of 20 references fail their own verifier")
 
 
+@pytest.mark.slow
 def test_of_many_references_a_random_sample_is_checked(tmp_path, monkeypatch):
     """Every tenth of 200 fails; the sample of 50 has between 1 and 10 of them, and does not depend on the order."""
     monkeypatch.setattr("scalerl.tasks.checks.CHECKED", 50)

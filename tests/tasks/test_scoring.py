@@ -288,6 +288,7 @@ def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
         scorer.close()
 
 
+@pytest.mark.slow
 def test_a_comparison_that_hangs_does_not_affect_other_completions():
     scorer = ProcessScorer("math", scoring.VERIFIERS["math"], Scoring(workers=1, timeout_s=2.0))
     try:

@@ -92,11 +92,13 @@ def test_a_row_that_no_process_can_get_is_an_error_with_its_number():
         start("Open", "")
 
 
+@pytest.mark.slow
 def test_many_rows_may_take_longer_than_the_limit_of_one():
     prompts = start("Slow", "", prompts=7)  # 5.6 s
     assert [prompt.text for prompt in prompts] == list("01234567")
 
 
+@pytest.mark.slow
 def test_an_environment_of_verifiers_that_hangs_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "verifiers.py").write_text("import time\n\ndef load_environment(name):\n    time.sleep(600)\n")
     task = EnvironmentTask(environment="hangs", start_s=2.0)
@@ -107,6 +109,7 @@ def test_an_environment_of_verifiers_that_hangs_is_an_error(tmp_path, monkeypatc
         sys.modules.pop("verifiers", None)  # the run asks which interface the package has
 
 
+@pytest.mark.slow
 def test_a_process_that_died_makes_the_rest_of_the_rows(tmp_path):
     from scalerl.tasks import custom
 

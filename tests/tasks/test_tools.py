@@ -145,6 +145,7 @@ def test_a_result_that_is_not_json_is_a_failure_of_the_environment(user_code):
             reply(odd, f'{{"name": "value", "parameters": {{"number": {number}}}}}')
 
 
+@pytest.mark.slow
 def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, monkeypatch):
     from scalerl.prompts.dataset import task_prompts
 

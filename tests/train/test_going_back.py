@@ -205,6 +205,7 @@ def whole(lab_model, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_gives_the_same_bits_again(whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
@@ -217,6 +218,7 @@ def test_a_run_that_goes_back_gives_the_same_bits_again(whole, tmp_path):
     assert steps[-1] == 24 and best_step([4, 8, 12, 16, 20, 24], rates) in steps and len(steps) <= 2
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_with_another_rate_leaves_no_trace_of_the_abandoned_steps(whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
@@ -235,6 +237,7 @@ def test_a_run_that_goes_back_with_another_rate_leaves_no_trace_of_the_abandoned
     assert "after_step = 8" in (path / "config.toml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["option", "removed directory"])
 def test_a_tracker_gets_the_steps_that_are_trained_again(lab_model, tmp_path, how):
     pytest.importorskip("tensorboard", reason="needs the extra `logs`")

@@ -98,6 +98,7 @@ def test_a_resume_that_fails_late_keeps_the_run(lab_model, tmp_path, monkeypatch
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_run_whose_export_is_wrong_fails_and_keeps_its_checkpoint(lab_model, tmp_path, monkeypatch):
     def fails(model, directory):
         raise ExportFailed("the exported model differs")

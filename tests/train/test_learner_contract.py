@@ -214,6 +214,7 @@ def test_ranks_hold_their_part_of_the_reference_of_the_kl_term(benches, model):
     assert max(map(float, apart)) > 1e-4
 
 
+@pytest.mark.slow
 def test_ranks_reject_the_rollouts_that_one_process_rejects_and_report_the_same_metrics(benches):
     given = batch()  # an untrained model: log-probabilities near -log 48
     behavior = -3.87 + 0.8 * torch.randn(given.rollouts.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
@@ -550,6 +551,7 @@ def test_the_error_of_a_plug_in_in_a_rank_is_raised_unchanged(tmp_path):
     ranks.close()
 
 
+@pytest.mark.slow
 def test_a_single_rank_makes_the_updates_of_one_process_and_writes_its_adapter(paths, tmp_path):
     pytest.importorskip("peft")
     model = HuggingFaceModel(path=paths["qwen3"], lora=Lora(rank=2))
@@ -588,6 +590,7 @@ def of_one_process(benches, config, model="qwen3-untied"):
     return single_learner(spec, spec.policy.adapted(policy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "model"), [(2, "qwen3"), (3, "qwen3-untied")])
 def test_adapters_on_ranks_have_the_gradient_and_the_updates_of_one_process(benches, ranks, model):
     config = adapted()
@@ -643,6 +646,7 @@ def test_only_adapters_are_in_what_ranks_send_to_vllm_in_their_checkpoints_and_n
     close(*(load_file(tmp_path / str(mine) / "model/model.safetensors") for mine in (True, False)), atol=2e-6)
 
 
+@pytest.mark.slow
 def test_any_number_of_ranks_continues_a_checkpoint_of_adapters(benches, tmp_path):
     """One process, two ranks, three, and one process again, each one update further; compared with one process."""
     config, undisturbed = adapted(), of_one_process(benches, adapted())

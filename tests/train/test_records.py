@@ -75,6 +75,7 @@ def test_the_curves_of_a_short_run_are_judged_at_each_evaluation():
     assert next(count for count in range(1001, 1100) if is_due(count, 1000)) == 1011  # 11 of 1,011 are 1%
 
 
+@pytest.mark.slow
 def test_a_fallback_to_padded_rows_is_said_at_each_start_and_recorded_once(lab_model, tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "packing_difference", lambda policy, tokens_BT: 0.5)
     config = read_config(None, ["--preset", "lab", "--model", str(lab_model), *runs.SMALL, "--steps", "1"])

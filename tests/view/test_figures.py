@@ -236,6 +236,7 @@ def test_the_slider_and_the_scores_use_one_fit_of_each_part():
             assert [part for part in one.parts if part in shared.values()] == [shared[f] for f in (0.3, 0.5, 0.7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("points", "drawn"), [(41, 41), (2000, 2000), (2001, 1001), (30_001, 1876)])
 def test_a_figure_draws_at_most_2000_points_of_a_run_and_says_how_many_of_how_many(points, drawn):
     analyzed = analysis(curve(points=points))

@@ -58,6 +58,7 @@ def test_every_figure_and_table_of_a_page_is_written_in_every_format(request, na
     assert len([file for file in written if file.endswith(".csv")]) == len(listed) == len(list(tables(shown))) > 0
 
 
+@pytest.mark.slow
 def test_a_figure_has_the_width_of_a_column_and_fonts_that_publishers_take(compared, tmp_path):
     save_page(tmp_path, compared)
     pdf = (tmp_path / "curves.pdf").read_bytes()
@@ -143,6 +144,7 @@ def test_a_table_has_its_intervals_in_columns_of_csv_and_in_parentheses_of_latex
     assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
 
 
+@pytest.mark.slow
 def test_the_commands_write_figures_beside_their_page(capsys, tmp_path):
     paths = [write(tmp_path / f"r{i}.jsonl", run(seed=i)) for i in range(2)]
     place = tmp_path / "figures"

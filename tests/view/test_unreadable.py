@@ -214,6 +214,7 @@ def test_the_server_refuses_rows_that_are_no_numbers_and_closes_streams_quietly(
         stream.close()
 
 
+@pytest.mark.slow
 def test_a_long_run_needs_little_memory_and_a_small_figure(tmp_path):
     """An evaluation is kept as a record of about 700 bytes, and a figure has at most 4,000 points."""
     run = write_run(tmp_path / "run")
