@@ -88,4 +88,4 @@ def _shown(value: Any) -> str:
 
 def wrapped(line: str, indent: int) -> list[str]:
     """Return a line in WIDTH columns; the rest is indented, and long words are not broken."""
-    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
