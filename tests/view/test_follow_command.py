@@ -15,7 +15,7 @@ def meanwhile(monkeypatch, *actions):
     left = list(actions)
 
     def sleep(seconds):
-        assert 0 <= seconds <= 15
+        assert seconds >= 0
         if not left:
             raise KeyboardInterrupt
         left.pop(0)()
