@@ -212,7 +212,7 @@ def choose(table: Table, dialect: Dialect, metric: str | None, task: str | None)
 
 SAMPLED = re.compile(
     r"reward|return|rollout|(?:^|_)kl(?:_|$)|advantage|completion|response|entropy|episode|polic|actor|critic|pass|succe|sol"
-    r"v|(?:^|_)win|grpo|ppo|reinforce|sampl|judge|generat|score|avg_at|mean_at|clip_?(?:ratio|frac)"
+    r"v|(?:^|_)win|grpo|ppo|reinforce|sampl|judge|generated|generation|generator|score|avg_at|mean_at|clip_?(?:ratio|frac)"
 )
 """Words of training on sampled answers, in a name as `table.key` writes it."""
 
