@@ -56,7 +56,7 @@ def test_the_three_calls_run_as_written_and_have_the_keys_of_the_table(capsys, l
                     for part in re.findall(r"\w+", key):
                         value = value[int(part)] if part.isdigit() else value[part]
         if words[0] == "compare":
-            assert {"sentence", "cost", "probability_higher", "advice"} <= set(values)
+            assert {"sentence", "compute_ratio", "probability_higher", "advice"} <= set(values)
             assert "probability" in values["measured"]
 
 

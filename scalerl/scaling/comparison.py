@@ -126,13 +126,6 @@ class Comparison(InNotebooks):
     names: tuple[str, str]
     """Names of both sides, as in the sentence."""
 
-    cost: Estimate
-    """Compute of the first side for `level` divided by that of the second. Of a run that has reached the
-    level, it is that of a crossing that happened. `mean` is the median."""
-
-    probability_cheaper: float
-    """Probability that the first side needs less compute, by `cost`."""
-
     measured: Lead
     """The lead at the compute that both sides have reached."""
 
@@ -158,8 +151,8 @@ class Comparison(InNotebooks):
     """Mean of all ceilings, weighted by their precision; B is compared at this ceiling."""
 
     compute_ratio: Estimate
-    """Compute of the first side for `level` divided by that of the second, in the long run: a
-    draw of the law that stays below the level never reaches it. Below 1, the first needs less."""
+    """Compute of the first side for `level` divided by that of the second; below 1, the first needs less. A run that
+    has reached the level did so at one of its points; a draw that stays below it never does. `mean` is the median."""
 
     probability_less_compute: float
     """Probability that the first side needs less compute for `level`."""
@@ -196,7 +189,7 @@ class Comparison(InNotebooks):
                 f"{lead.probability:.2f}"
                 for what, lead in (("measured", self.measured), ("forecast", self.at_twice))
             ),
-            f"  ratio of compute needed  {self.cost} for level {self.level:.3f}",
+            f"  ratio of compute needed  {self.compute_ratio} for level {self.level:.3f}",
             f"  difference of ceilings   of these climbs {self.asymptote_difference}, {first} higher with probability "
             f"{self.probability_higher:.2f}",
             f"  ratio of steepness B     {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
@@ -257,21 +250,17 @@ def compare(
     log_b_D = [np.mean([log_efficiency(f.curve, common, seed_sd, rng) for f in side], axis=0) for side in sides]
     ratio_D = log_b_D[0] - log_b_D[1]
     at = shared_level(sides) if level is None else float(level)
-    log_c_D = [np.mean([log_compute_needed(f, at, seed_D, rng) for f in side], axis=0) for side in sides]
-    cost_D = log_c_D[0] - log_c_D[1]
-    crossed_D = crossing(sides[0], at, seed_D, rng) - crossing(sides[1], at, seed_D, rng)
+    needed_D = log_compute_needed(sides[0], at, seed_D, rng) - log_compute_needed(sides[1], at, seed_D, rng)
     common_compute = min(max(f.last_compute for f in side) for side in sides)
     measured = lead_at(sides, common_compute, seed_D, rng)
     at_twice = lead_at(sides, 2 * common_compute, seed_D, rng)
-    verdict, winner = verdict_of(difference_D, ratio_D, cost_D, MARGIN * width)
+    verdict, winner = verdict_of(difference_D, ratio_D, needed_D, MARGIN * width)
     if verdict == UNDECIDED:
-        verdict, winner = measured_verdict(measured, crossed_D)
+        verdict, winner = measured_verdict(measured, needed_D)
     result = Comparison(
         verdict=verdict,
         winner=winner,
         names=names,
-        cost=median_ratio(crossed_D),
-        probability_cheaper=float((crossed_D < 0).mean()),
         measured=measured,
         ahead_everywhere=never_behind(sides, common_compute, measured.difference.mean, MARGIN * width),
         at_twice=at_twice,
@@ -280,8 +269,8 @@ def compare(
         efficiency_ratio=summarize_ratio(ratio_D),
         probability_more_efficient=float((ratio_D > 0).mean()),
         common_asymptote=common,
-        compute_ratio=summarize_ratio(cost_D),
-        probability_less_compute=float((cost_D < 0).mean()),
+        compute_ratio=replace(summarize_ratio(needed_D), mean=float(np.exp(np.median(needed_D)))),
+        probability_less_compute=float((needed_D < 0).mean()),
         level=at,
         seed_sd=seed_sd,
         seed_source=source,
@@ -315,9 +304,9 @@ def never_behind(sides: Sides, compute: float, lead: float, margin: float) -> bo
     return bool((np.sign(lead) * (first_M - second_M) > -margin / 4).all())
 
 
-def measured_verdict(measured: Lead, crossed_D: Array) -> tuple[Verdict, Winner | None]:
+def measured_verdict(measured: Lead, needed_D: Array) -> tuple[Verdict, Winner | None]:
     """Return the verdict and the winner by what was measured, if the ceilings are open."""
-    for above in (measured.probability, float((crossed_D < 0).mean())):
+    for above in (measured.probability, float((needed_D < 0).mean())):
         if max(above, 1.0 - above) >= LEAD:
             return AHEAD, "first" if above > 0.5 else "second"
     return UNDECIDED, None
@@ -436,25 +425,16 @@ def summarize_ratio(log_D: Array) -> Estimate:
     return Estimate(mean, mean * log.sd, float(np.exp(log.low)), float(np.exp(log.high)))
 
 
-def median_ratio(log_D: Array) -> Estimate:
-    """Return the median and the interval of a ratio from draws of its logarithm; "never" weighs little in them."""
-    estimate = summarize_ratio(log_D)
-    return replace(estimate, mean=float(np.exp(np.median(log_D))))
+def log_compute_needed(side: Sequence[Fit], level: float, seed_D: Array, rng: np.random.Generator) -> Array:
+    """Return draws of the mean ln compute that the runs of a side need for a level, shape (D,)."""
+    return np.asarray(np.mean([log_compute_of_run(f, level, seed_D, rng) for f in side], axis=0))
 
 
-def crossing(side: Sequence[Fit], level: float, seed_D: Array, rng: np.random.Generator) -> Array:
-    """Return draws of the mean ln compute of a side for a level, shape (D,); a level that a run reached was crossed."""
-    needed = []
-    for f in side:
-        needed_D = log_compute_needed(f, level, seed_D, rng)
-        needed.append(np.minimum(needed_D, np.log(f.last_compute)) if level <= highest_level(f) else needed_D)
-    return np.asarray(np.mean(needed, axis=0))
-
-
-def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
+def log_compute_of_run(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
     """Return draws of ln compute that a recipe needs for a level, shape (D,), from one of its runs.
 
-    A draw that stays below the level never reaches it. A draw that stays above the level has reached it before.
+    A run that has reached the level needed no more than its own compute. A draw that stays below the level never
+    reaches it. A draw that stays above the level has reached it before.
     """
     low, high = f.curve.bounds
     if not low < level < high:
@@ -470,15 +450,17 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     needed_D = draws.compute_for(target_D)
     passed_D = np.minimum(needed_D, f.last_compute)
     needed_D = np.where(stays_D, np.where(target_D > ends_D, np.inf, passed_D), needed_D)
+    if level <= highest_level(f):
+        needed_D = np.minimum(needed_D, f.last_compute)
     return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
 
 
-def verdict_of(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[Verdict, Winner | None]:
+def verdict_of(difference_D: Array, ratio_D: Array, needed_D: Array, margin: float) -> tuple[Verdict, Winner | None]:
     """Return the verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
     if surely_not_zero(difference_D):
         return HIGHER, "first" if difference_D.mean() > 0 else "second"
     if (np.abs(difference_D) < margin).mean() > 0.5 and surely_not_zero(ratio_D):
-        if surely_not_zero(cost_D) and ratio_D.mean() * cost_D.mean() > 0:
+        if surely_not_zero(needed_D) and ratio_D.mean() * needed_D.mean() > 0:
             return LATER, None
         return EFFICIENT, "first" if ratio_D.mean() > 0 else "second"
     return UNDECIDED, None
@@ -495,7 +477,7 @@ def sentence_of(result: Comparison, same: float, margin: float) -> str:
 
     `same` is the probability that the ceilings are within the margin of each other; `margin` is in the metric's unit.
     """
-    curve, cost = result.sides[0][0].curve, cost_clause(result)
+    curve, compute = result.sides[0][0].curve, compute_clause(result)
     lead, p = result.measured, max(result.measured.probability, 1.0 - result.measured.probability)
     leader, other = result.names if lead.probability > 0.5 else result.names[::-1]
     by, at = abs(lead.difference.mean), curve.text(lead.compute)
@@ -507,15 +489,15 @@ def sentence_of(result: Comparison, same: float, margin: float) -> str:
     else:
         both = f"{result.names[0]} and {result.names[1]}"
         head = f"{both} are too close to call at {at} ({p:.2f} for {leader} to be ahead)"
-    clauses = [head, *([cost] if cost else []), ceiling_clause(result, same, margin)]
+    clauses = [head, *([compute] if compute else []), ceiling_clause(result, same, margin)]
     text = "; ".join(clauses)
     # the name of a run is written as it is
     return (text[0].upper() + text[1:] if text.startswith("the ") else text) + "."
 
 
-def cost_clause(result: Comparison) -> str:
+def compute_clause(result: Comparison) -> str:
     """Return what the cheaper side needs for the level that both have reached; empty if that is open."""
-    p, ratio = result.probability_cheaper, result.cost
+    p, ratio = result.probability_less_compute, result.compute_ratio
     if max(p, 1.0 - p) < LEAD:
         return ""
     cheaper = result.names[0] if p > 0.5 else result.names[1]

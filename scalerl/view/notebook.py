@@ -62,7 +62,7 @@ def _(shown: Comparison) -> str:
             f"{shown.measured.difference:.3f}",
         ),
         (f"forecast at {curve.text(shown.at_twice.compute)}", f"{shown.at_twice.difference:.3f}"),
-        (f"ratio of compute needed to {shown.level:.3f}", f"{shown.cost:.2f}"),
+        (f"ratio of compute needed to {shown.level:.3f}", f"{shown.compute_ratio:.2f}"),
         ("difference of the climbs' ceilings", f"{shown.asymptote_difference:.3f}"),
         *((f"next gain of {name}", str(gain)) for name, gain in zip(shown.names, shown.next_gains, strict=True)),
     ]
