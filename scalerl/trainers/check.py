@@ -16,6 +16,7 @@ A condition has a quantity at its left and one of these at its right, or a list 
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -134,11 +135,12 @@ OPERATORS: dict[str, Callable[[Any, Any], float]] = {
 
 
 def number(value: Any) -> float | None:
-    """Return a number, also one that is written as text; None if it is none."""
+    """Return a finite number, also one that is written as text; None if it is none."""
     try:
-        return None if isinstance(value, bool) else float(value)
+        amount = None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return amount if amount is None or math.isfinite(amount) else None
 
 
 def holds(value: Any, wanted: bool | float | str | list[Any]) -> bool:

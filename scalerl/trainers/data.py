@@ -126,11 +126,10 @@ def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[Setting]:
             yield Setting(prefix + key, **entry)
 
 
-def _trainer(name: str) -> Trainer:
-    table = _read(name)
-    table["required"] = tuple(table["required"])
-    table["settings"] = {setting.name: setting for setting in _settings(table["settings"])}
-    return Trainer(name=name, **table)
+def trainer(name: str, table: Mapping[str, Any]) -> Trainer:
+    """Return the trainer of a file that was read as a table."""
+    settings = {setting.name: setting for setting in _settings(table["settings"])}
+    return Trainer(**{**table, "name": name, "required": tuple(table["required"]), "settings": settings})
 
 
 COMPONENTS = tuple(Component(key, **table) for key, table in _read("paper").items())
@@ -138,5 +137,5 @@ COMPONENTS = tuple(Component(key, **table) for key, table in _read("paper").item
 
 NAMES = ("trl", "verl", "prime-rl", "skyrl", "open-instruct", "nemo-rl", "slime")
 
-TRAINERS = {name: _trainer(name) for name in NAMES}
+TRAINERS = {name: trainer(name, _read(name)) for name in NAMES}
 """Trainers by the name that `scalerl recipes --for` takes."""

@@ -28,6 +28,8 @@ MOST_VALUES = 100_000
 """Most values of a configuration, each counted as often as an alias of YAML repeats it, a long text several times."""
 COUNTED = 100
 """Characters of a text that count as one more value."""
+MOST_BITS = 1023
+"""Bits of the largest whole number. Python reads more of them in hexadecimal, and cannot print them."""
 LONGEST = 10_000
 """Characters of the longest name, number, or value of a variable in a script."""
 
@@ -123,20 +125,21 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """
     if len(prefix) > LONGEST:
         raise ValueError(f"got a name of {len(prefix):,} characters; allowed: at most {LONGEST:,}")
-    if not isinstance(value, Mapping):
-        if prefix:
-            yield prefix, value
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ValueError(f"got a whole number of {value.bit_length():,} bits; allowed: at most {MOST_BITS:,}")
+    elif prefix:
+        yield prefix, value
         found: dict[str, list[Any]] = {}
-        for table in value if isinstance(value, list) else []:
-            for name, inner in _leaves(table, prefix) if isinstance(table, Mapping) else ():
-                if not isinstance(inner, list):
+        for one in value if isinstance(value, list) else []:
+            for name, inner in _leaves(one, prefix):
+                if name != prefix and not isinstance(inner, list):
                     found.setdefault(name, []).append(inner)
         for name, values in found.items():
             texts = sorted({str(one) for one in values}, key=lambda text: (len(text), text))
             yield name, values[0] if len(texts) == 1 else " and ".join(texts)
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
 
 
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)

@@ -13,7 +13,7 @@ from commands import call
 
 from scalerl.config.recipe import SCALERL, Cispo, Interruption, PipelineRL
 from scalerl.core.errors import ConfigError
-from scalerl.trainers import TRAINERS, check, configuration, read_settings, recognized
+from scalerl.trainers import TRAINERS, check, configuration, data, read_settings, recognized
 from scalerl.trainers.check import Values, adapted, holds
 from scalerl.trainers.data import COMPONENTS
 from scalerl.trainers.read import UNRESOLVED
@@ -332,6 +332,15 @@ def test_every_kind_of_a_component_is_used_by_a_trainer():
                 assert ("measured" in fact) == ("moved" in fact)
 
 
+def test_the_layout_that_is_described_is_a_trainers_file():
+    example = re.search(r"\n\n((?:    .*\n|\n)+)", data.__doc__)[1]
+    trainer = data.trainer("example", tomllib.loads(example))
+    assert [setting.name for setting in trainer.nearest] == ["loss_type", "epsilon_high"]
+    values = Values(trainer, {"loss_type": "cispo"})
+    case = values.first(trainer.components["loss"])
+    assert case["is"] == "cispo" and values.quantity("cap", case) == 0.2
+
+
 def test_a_name_that_several_settings_end_with_is_an_error_of_the_file():
     assert TRAINERS["prime-rl"].setting("optim.lr").name == "trainer.optim.lr"
     with pytest.raises(KeyError, match="got 'seq_len', the end of 2 names"):
@@ -368,6 +377,8 @@ def test_a_quantity_is_computed_from_left_to_right_and_missing_with_any_of_its_p
         ("0.0", [False, 0, "< 1", "0 to 1"], [True, "missing"]),
         (0.9, [True, 0.9, [1, 0.9], "> 0", "0.9 to 2"], [False, "< 0.9", "> 0.9", "missing"]),
         (True, [True, "true", "missing"], [False, 1]),
+        (10**400, [True, "missing"], [0, "> 1"]),
+        ("inf", [True, "missing"], ["> 1", "inf to inf"]),
         (None, [False, "missing"], [True, 0, "> -1", "< 1", "-1 to 1"]),
         (" CISPO ", [True, "cispo", "has ISP"], ["has isp", "clip"]),
     ],
@@ -429,6 +440,8 @@ def merged(count):
         ("a.yaml", "a: &a\n  b: *a\n", "one that contains itself"),
         ("a.yaml", f"t: &t {'x' * 100_000}\na: [{'*t, ' * 200}]", "more than 100,000 values"),  # 20 MB of text
         ("a.yaml", "a: " + "1:" * 20_000 + "1", "a number or date of 40,001 characters"),
+        ("a.yaml", "a: [1, {b: 0x" + "f" * 5_000 + "}]", "a whole number of 20,000 bits"),
+        ("a.toml", "a = 0x" + "f" * 5_000, "a whole number of 20,000 bits"),
         ("a.json", '{"' + "n" * 100_000 + '": {"a": 1, "b": 2}}', "a name of 100,000 characters"),
         ("a.yaml", "a: &a {b: &b {c: 1}}\nd: *a\ne: *b", "without settings of trl"),  # aliases as people use them
     ],
