@@ -114,8 +114,9 @@ class Values:
         return result
 
     def _operand(self, word: str, case: Case | None) -> Any:
-        if case is not None and word in case:
-            return self.quantity(case[word])
+        for quantities in (case or {}, self.trainer.quantities):
+            if word in quantities:
+                return self.quantity(quantities[word])
         literal = number(word)
         if literal is not None:
             return literal

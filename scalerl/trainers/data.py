@@ -19,24 +19,29 @@ A trainer's file, here with one setting of each kind and two components:
     [lacks] # components of ScaleRL without a setting, with what happens instead
     resampling = "drawn again"
 
+    [quantities] # optional: those that several cases use
+    low = "epsilon"
+    high = "epsilon_high or epsilon"
+
     [components] # what a configuration has of each component: the first case whose conditions all hold
     loss = [
-      { if = { loss_type = "cispo" }, is = "cispo", cap = "epsilon_high or epsilon" },
+      { if = { loss_type = "cispo" }, is = "cispo", cap = "high" },
       { if = { loss_type = "sapo" }, words = "SAPO" },
-      { is = "clip", low = "epsilon", high = "epsilon_high or epsilon" },
+      { is = "clip" },
     ]
     resampling = [{ is = "off" }]
 
 In a case, `is` is one of the component's kinds in `paper.toml`, and `words` and `same` replace those of the kind. Other
 keys are quantities for the conditions and the words. `check.py` has what a condition and a quantity may be. The end of
-a setting's name is enough where one setting has it: "optim.lr" for "trainer.optim.lr".
+a setting's name is enough where one setting has it: "optim.lr" for "trainer.optim.lr". A word is looked up in the case,
+in the trainer's quantities, and in its settings.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -77,6 +82,7 @@ class Trainer:
     settings: Mapping[str, Setting]
     lacks: Mapping[str, str]
     components: Mapping[str, list[Case]]
+    quantities: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     preamble: Sequence[str] = ()
 
