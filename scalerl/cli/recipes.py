@@ -59,8 +59,8 @@ def print_settings(trainer: Trainer, *, as_json: bool = False) -> None:
     if not as_json:
         print(configuration(trainer), end="")
         return
-    settings = {setting.name: setting.value for setting in trainer.settings}
-    comments = {setting.name: setting.comment for setting in trainer.settings}
+    settings = {setting.name: setting.value for setting in trainer.nearest}
+    comments = {setting.name: setting.why for setting in trainer.nearest}
     record = {"trainer": trainer.name, "checked_version": trainer.checked, "installed_version": _installed(trainer)}
     print(json.dumps({**record, "settings": settings, "comments": comments, "lacks": dict(trainer.lacks)}, indent=2))
 

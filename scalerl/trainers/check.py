@@ -1,12 +1,29 @@
-"""Compares a configuration of another trainer with ScaleRL, component by component."""
+"""Compares a configuration of another trainer with ScaleRL, component by component.
+
+A quantity of a case is the name of a setting or a number, and operators between such words that apply from left to
+right: "epsilon_high or epsilon" (the second if the first is no number), "batch // mini_batch * epochs" ("//" rounds
+down), "prompts min mini_batch", "1 + clip". It is missing where one of its words is no number.
+
+A condition has a quantity at its left and one of these at its right, or a list of which one must hold:
+
+    true, false                 on or off: text such as "False", "null" and "0" is off
+    16, 0.9                     the number
+    "> 1", "< 1", "8 to 16"     a limit or a range of the number
+    "missing"                   it is no number
+    "has pool"                  its text contains "pool"
+    "token-mean"                the word, in any case
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from scalerl.trainers.base import Theirs, Trainer, Values
-from scalerl.trainers.paper import COMPONENTS, SAME, fact
+from scalerl.trainers.data import COMPONENTS, Case, Component, Trainer
+from scalerl.trainers.read import UNRESOLVED
 
 
 class Row(NamedTuple):
@@ -23,11 +40,7 @@ class Row(NamedTuple):
     measured: str
     moved: str
     settings: tuple[str, ...]
-    """Names of the settings that were read, in the order in which they were."""
-
-
-UNRESOLVED = "\0"
-"""Value of a setting that a script computes, such as `$((a * b))`."""
+    """Names of the settings that decided the row, in the order of the trainer's file."""
 
 
 def check(trainer: Trainer, settings: Mapping[str, Any]) -> list[Row]:
@@ -38,22 +51,124 @@ def check(trainer: Trainer, settings: Mapping[str, Any]) -> list[Row]:
 
 def adapted(trainer: Trainer, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings by the names of a trainer, whose arguments in a script may be its fields: --loss_type."""
-    if any(name.startswith("--") for name in trainer.defaults):
+    if any(name.startswith("--") for name in trainer.settings):
         return dict(settings)
     return {name[2:].replace("-", "_") if name.startswith("--") else name: settings[name] for name in settings}
 
 
-def _row(trainer: Trainer, component: Any, settings: Mapping[str, Any]) -> Row:
-    values = Values(settings, trainer.defaults)
-    theirs = trainer.parts[component.key](values)
-    used = tuple(dict.fromkeys(values.used))
+def _row(trainer: Trainer, component: Component, settings: Mapping[str, Any]) -> Row:
+    values = Values(trainer, settings)
+    case = values.first(trainer.components[component.key])
+    kind = component.kinds[case["is"]] if "is" in case else {}
+    outcome = {**kind, **values.first(kind.get("cases", ()), case), **case}
+    words, same = values.rendered(outcome["words"], case), outcome.get("same", False)
+    used = tuple(name for name in trainer.settings if name in values.used)
     computed = [name for name in used if settings.get(name) == UNRESOLVED]
     if computed:
-        theirs = Theirs(f"{computed[0]} is computed by the script", same=None)
+        words, same = f"{computed[0]} is computed by the script", "unknown"
     elif used and not any(name in settings for name in used):
-        theirs = theirs._replace(words=f"{theirs.words} (default)")
-    measured, moved = SAME if theirs.same or theirs.same is None else fact(component.key, theirs.kind)
-    return Row(component.title, theirs.words, component.ours, theirs.same, measured, moved, used)
+        words += " (default)"
+    measured, moved = ("-", "-") if same else (outcome.get("measured", "not measured"), outcome.get("moved", "-"))
+    return Row(component.title, words, component.ours, None if same == "unknown" else same, measured, moved, used)
+
+
+class Values:
+    """The settings of a file, and the trainer's defaults for the others."""
+
+    def __init__(self, trainer: Trainer, settings: Mapping[str, Any]) -> None:
+        self.trainer, self.settings = trainer, settings
+        self.used = set[str]()
+        """Names of the settings that were read."""
+
+    def first(self, cases: Iterable[Case], quantities: Case | None = None) -> Case:
+        """Return the first case whose conditions all hold, for its own or the given quantities; else an empty one."""
+        for case in cases:
+            known = case if quantities is None else quantities
+            if all(holds(self.quantity(text, known), wanted) for text, wanted in case.get("if", {}).items()):
+                return case
+        return {}
+
+    def rendered(self, words: str, case: Case) -> str:
+        """Return words with their quantities, in braces: {n}, or {n:,} with commas at the thousands."""
+
+        def shown(match: re.Match[str]) -> str:
+            value = self.quantity(match[1], case)
+            amount = number(value)
+            if amount is None:
+                return "?" if value is None else str(value)
+            return f"{int(amount):,}" if match[2] else f"{amount:.10g}".replace("e-0", "e-")
+
+        return re.sub(r"\{([^{}:]+)(:,)?\}", shown, words)
+
+    def quantity(self, text: str, case: Case | None = None) -> Any:
+        """Return a quantity, or the setting as it is where the text is one name; None if it is missing."""
+        first, *rest = text.split()
+        result = self._operand(first, case)
+        for sign, word in zip(rest[::2], rest[1::2], strict=True):
+            if sign == "or":
+                result = self._operand(word, case) if number(result) is None else result
+                continue
+            left, right = number(result), number(self._operand(word, case))
+            known = left is not None and right is not None and not (sign == "//" and right == 0)
+            result = OPERATORS[sign](left, right) if known else None
+        return result
+
+    def _operand(self, word: str, case: Case | None) -> Any:
+        for quantities in (case or {}, self.trainer.quantities):
+            if word in quantities:
+                return self.quantity(quantities[word])
+        literal = number(word)
+        if literal is not None:
+            return literal
+        setting = self.trainer.setting(word)
+        self.used.add(setting.name)
+        return self.settings.get(setting.name, setting.default)
+
+
+OPERATORS: dict[str, Callable[[Any, Any], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "min": min,
+    "max": max,
+}
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, also one that is written as text; None if it is none."""
+    try:
+        amount = None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return amount if amount is None or math.isfinite(amount) else None
+
+
+def holds(value: Any, wanted: bool | float | str | list[Any]) -> bool:
+    """Return whether a condition holds for a value."""
+    if isinstance(wanted, list):
+        return any(holds(value, one) for one in wanted)
+    amount, word = number(value), str(value).strip().lower()
+    if isinstance(wanted, bool):
+        return wanted is (word not in OFF_WORDS if amount is None else amount != 0)
+    if isinstance(wanted, int | float):
+        return amount == wanted
+    match wanted.split():
+        case [">", limit]:
+            return amount is not None and amount > float(limit)
+        case ["<", limit]:
+            return amount is not None and amount < float(limit)
+        case [low, "to", high]:
+            return amount is not None and float(low) <= amount <= float(high)
+        case ["missing"]:
+            return amount is None
+        case ["has", part]:
+            return part in str(value)
+    return word == wanted
+
+
+OFF_WORDS = ("", "false", "no", "none", "null", "off")
+"""Text that stands for off in YAML, in Hydra's overrides and on command lines."""
 
 
 def recognized(trainers: Iterable[Trainer], settings: Mapping[str, Any]) -> list[Trainer]:
@@ -68,7 +183,6 @@ def recognized(trainers: Iterable[Trainer], settings: Mapping[str, Any]) -> list
 
 def _matches(trainer: Trainer, settings: Mapping[str, Any]) -> int:
     settings = adapted(trainer, settings)
-    if trainer.required and not any(name.startswith(trainer.required) for name in settings):
+    if not any(name.startswith(trainer.required) for name in settings):
         return 0
-    names = {*trainer.defaults, *(setting.name for setting in trainer.settings)}
-    return sum(name in names for name in settings)
+    return sum(name in trainer.settings for name in settings)

@@ -12,7 +12,9 @@ from typing import Any
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import parse_json, read_bytes, trouble
-from scalerl.trainers.check import UNRESOLVED
+
+UNRESOLVED = "\0"
+"""Value of a setting that a script computes, such as `$((a * b))`."""
 
 EXPORT = """python -c "import torch; print(torch.load('training_args.bin', weights_only=False).to_json_string())" """
 """Command that writes TRL's arguments as JSON."""
@@ -23,7 +25,11 @@ PICKLES = (b"PK\x03\x04", b"\x80")
 LARGEST = 1 << 18
 """Bytes of the largest configuration, some ten times the largest that a trainer prints. YAML takes 20 s per MB."""
 MOST_VALUES = 100_000
-"""Most values of a configuration, each counted as often as an alias of YAML repeats it."""
+"""Most values of a configuration, each counted as often as an alias of YAML repeats it, a long text several times."""
+COUNTED = 100
+"""Characters of a text that count as one more value."""
+MOST_BITS = 1023
+"""Bits of the largest whole number. Python reads more of them in hexadecimal, and cannot print them."""
 LONGEST = 10_000
 """Characters of the longest name, number, or value of a variable in a script."""
 
@@ -102,7 +108,7 @@ def _count(node: Any, counted: dict[int, int]) -> int:
     if node is None or isinstance(node.value, str):
         if node is not None and len(node.value) > LONGEST and node.tag != "tag:yaml.org,2002:str":
             raise ValueError(f"got a number or date of {len(node.value):,} characters; allowed: at most {LONGEST:,}")
-        return 1
+        return 1 if node is None else 1 + len(node.value) // COUNTED
     if id(node) not in counted:
         counted[id(node)] = MOST_VALUES  # for an alias within it
         inner = (part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,)))
@@ -113,15 +119,27 @@ def _count(node: Any, counted: dict[int, int]) -> int:
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values. Names that are written with dots are joined as they are."""
+    """Yield dotted names and values. Names that are written with dots are joined as they are.
+
+    A list of tables is a value, and the settings in it are values too: that of all tables, or text such as "8 and 16".
+    """
     if len(prefix) > LONGEST:
         raise ValueError(f"got a name of {len(prefix):,} characters; allowed: at most {LONGEST:,}")
-    if not isinstance(value, Mapping):
-        if prefix:
-            yield prefix, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ValueError(f"got a whole number of {value.bit_length():,} bits; allowed: at most {MOST_BITS:,}")
+    elif prefix:
+        yield prefix, value
+        found: dict[str, list[Any]] = {}
+        for one in value if isinstance(value, list) else []:
+            for name, inner in _leaves(one, prefix):
+                if name != prefix and not isinstance(inner, list):
+                    found.setdefault(name, []).append(inner)
+        for name, values in found.items():
+            texts = sorted({str(one) for one in values}, key=lambda text: (len(text), text))
+            yield name, values[0] if len(texts) == 1 else " and ".join(texts)
 
 
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from scalerl.trainers.base import Setting, Trainer
-from scalerl.trainers.paper import COMPONENTS
+from scalerl.trainers.data import COMPONENTS, Setting, Trainer
 
 
 def configuration(trainer: Trainer) -> str:
@@ -21,22 +20,21 @@ def configuration(trainer: Trainer) -> str:
         "Components of ScaleRL without a setting here:",
         *(f"- {titles[key]}: {words}" for key, words in trainer.lacks.items()),
     ]
-    body = {"yaml": _yaml, "toml": _toml, "shell": _shell}[trainer.form](trainer.settings)
+    body = {"yaml": _yaml, "toml": _toml, "shell": _shell}[trainer.form](trainer.nearest)
     return "\n".join([*(f"# {line}" for line in head), "", *trainer.preamble, *body]) + "\n"
 
 
 SUFFIXES = {"yaml": "yaml", "toml": "toml", "shell": "sh"}
 
 
-def _yaml(settings: tuple[Setting, ...]) -> Iterator[str]:
+def _yaml(settings: list[Setting]) -> Iterator[str]:
     """Yield lines of YAML; settings of one table follow each other."""
     opened: list[str] = []
-    for name, value, comment in settings:
+    for name, value, _, comment in settings:
         *tables, key = name.split(".")
-        common = next((at for at, (a, b) in enumerate(zip(opened, tables, strict=False)) if a != b), None)
-        common = min(len(opened), len(tables)) if common is None else common
-        for at in range(common, len(tables)):
-            yield f"{'  ' * at}{tables[at]}:"
+        for at, table in enumerate(tables):
+            if opened[: at + 1] != tables[: at + 1]:
+                yield f"{'  ' * at}{table}:"
         opened = tables
         yield f"{'  ' * len(tables)}{key}: {_scalar(value)}  # {comment}"
 
@@ -44,21 +42,14 @@ def _yaml(settings: tuple[Setting, ...]) -> Iterator[str]:
 def _scalar(value: Any) -> str:
     """Return a value in YAML; text and numbers such as 5e-7 are written so that every reader takes them as such."""
     if isinstance(value, float):
-        text = f"{value:.10g}"
-        mantissa, e, exponent = text.partition("e")
-        return (
-            f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
-            if e
-            else text
-            if "." in text
-            else text + ".0"
-        )
+        mantissa, e, exponent = f"{value:.10g}".partition("e")
+        return (mantissa if "." in mantissa else f"{mantissa}.0") + (f"e{int(exponent)}" if e else "")
     return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)
 
 
-def _toml(settings: tuple[Setting, ...]) -> Iterator[str]:
+def _toml(settings: list[Setting]) -> Iterator[str]:
     opened = ""
-    for name, value, comment in settings:
+    for name, value, _, comment in settings:
         table, _, key = name.rpartition(".")
         if table != opened:
             yield from ("", f"[{table}]") if opened else (f"[{table}]",)
@@ -66,10 +57,10 @@ def _toml(settings: tuple[Setting, ...]) -> Iterator[str]:
         yield f"{key} = {_scalar(value) if isinstance(value, float) else json.dumps(value)}  # {comment}"
 
 
-def _shell(settings: tuple[Setting, ...]) -> Iterator[str]:
+def _shell(settings: list[Setting]) -> Iterator[str]:
     """Yield an array of arguments; a flag has the value True."""
     yield "SCALERL_ARGS=("
-    for name, value, comment in settings:
+    for name, value, _, comment in settings:
         if name.startswith("--"):
             word = name if value is True else f"{name} {_argument(value)}"
         else:
@@ -81,10 +72,4 @@ def _shell(settings: tuple[Setting, ...]) -> Iterator[str]:
 def _argument(value: Any) -> str:
     if isinstance(value, list):
         return "'" + json.dumps(value).replace(" ", "") + "'"
-    return (
-        json.dumps(value)
-        if isinstance(value, bool | type(None))
-        else _scalar(value)
-        if isinstance(value, float)
-        else str(value)
-    )
+    return value if isinstance(value, str) else _scalar(value)

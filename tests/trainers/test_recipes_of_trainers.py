@@ -13,9 +13,10 @@ from commands import call
 
 from scalerl.config.recipe import SCALERL, Cispo, Interruption, PipelineRL
 from scalerl.core.errors import ConfigError
-from scalerl.trainers import TRAINERS, check, configuration, read_settings, recognized
-from scalerl.trainers.check import UNRESOLVED, adapted
-from scalerl.trainers.paper import COMPONENTS, FACTS
+from scalerl.trainers import TRAINERS, check, configuration, data, read_settings, recognized
+from scalerl.trainers.check import Values, adapted, holds
+from scalerl.trainers.data import COMPONENTS
+from scalerl.trainers.read import UNRESOLVED
 from scalerl.trainers.write import SUFFIXES
 
 NAMES = tuple(TRAINERS)
@@ -43,7 +44,7 @@ def written(tmp_path):
 def test_the_printed_file_is_read_back_as_the_settings_of_its_trainer(name, written):
     trainer = TRAINERS[name]
     settings = read_settings(written(name))
-    assert {s.name: s.value for s in trainer.settings}.items() <= settings.items()
+    assert {s.name: s.value for s in trainer.nearest}.items() <= settings.items()
     assert recognized(TRAINERS.values(), settings)[0] is trainer
 
 
@@ -64,7 +65,7 @@ def test_every_line_of_a_printed_file_has_a_comment(name):
     body = configuration(TRAINERS[name]).split("\n\n", 1)[1]
     lines = [line for line in body.splitlines() if re.search(r"[:=] \S|^  (--|[a-z])\S", line)]
     lines = [line for line in lines if line not in TRAINERS[name].preamble and not line.rstrip().endswith(":")]
-    assert len(lines) == len(TRAINERS[name].settings) and all("  # " in line for line in lines)
+    assert len(lines) == len(TRAINERS[name].nearest) and all("  # " in line for line in lines)
 
 
 def test_the_printed_yaml_and_toml_are_those_of_other_readers():
@@ -73,10 +74,10 @@ def test_the_printed_yaml_and_toml_are_those_of_other_readers():
         if trainer.form == "shell":
             shown = f'{text}\nprintf "%s\\n" "${{SCALERL_ARGS[@]}}"'
             words = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True).stdout.split()
-            assert len(words) >= len(trainer.settings) and "#" not in words, name
+            assert len(words) >= len(trainer.nearest) and "#" not in words, name
             continue
         tree = tomllib.loads(text) if trainer.form == "toml" else yaml.safe_load(text)
-        for setting in trainer.settings:
+        for setting in trainer.nearest:
             value = tree
             for part in setting.name.split("."):
                 value = value[part]
@@ -90,7 +91,7 @@ def test_trl_takes_the_printed_settings_and_keeps_each(written, tmp_path):
         ["--config", str(path), "--output_dir", str(tmp_path / "out"), "--use_cpu", "True"]
     )
     assert TRAINERS["trl"].checked == trl.__version__
-    for setting in TRAINERS["trl"].settings:
+    for setting in TRAINERS["trl"].nearest:
         assert getattr(config, setting.name) == setting.value, setting.name
     assert config.generation_batch_size == 768 and config.steps_per_generation == 48
 
@@ -98,9 +99,10 @@ def test_trl_takes_the_printed_settings_and_keeps_each(written, tmp_path):
 @OLD_NAME
 def test_the_defaults_of_trl_are_those_of_its_class(tmp_path):
     config = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
-    given = {"generation_batch_size", "steps_per_generation"}  # None in the class, computed in an object
-    for name, value in TRAINERS["trl"].defaults.items():
-        assert name in given or getattr(config, name) == value, name
+    for setting in TRAINERS["trl"].settings.values():
+        if setting.default is not None:
+            assert getattr(config, setting.name) == setting.default, setting.name
+    assert config.epsilon_high is None
 
 
 @OLD_NAME
@@ -245,6 +247,39 @@ def test_verls_bypass_mode_replaces_the_loss_that_the_file_has():
     assert rows_of("verl", settings)["loss"].theirs == "GRPO's clip, 0.2 and 0.2"
 
 
+def test_trls_iterations_repeat_each_of_the_updates_per_generation():
+    """TRL 1.16 repeats a generated batch num_iterations times, steps_per_generation // accumulation updates each."""
+    settings = {"steps_per_generation": 8, "gradient_accumulation_steps": 2, "num_iterations": 3}
+    assert rows_of("trl", settings)["off_policy"].theirs == "12 updates per generation"
+    settings["generation_batch_size"] = 512  # GRPOConfig writes both; this one counts the completions of all GPUs
+    assert rows_of("trl", settings)["off_policy"].theirs == "12 updates per generation"
+    settings = {"generation_batch_size": 64, "per_device_train_batch_size": 4, "num_iterations": 2}
+    assert rows_of("trl", settings)["off_policy"].theirs == "32 updates per generation"
+
+
+def test_a_coefficient_of_zero_is_no_penalty():
+    on = {"trainer.algorithm.use_kl_loss": True}
+    assert rows_of("skyrl", {**on, "trainer.algorithm.kl_loss_coef": 0.0})["kl"].same is True
+    assert rows_of("skyrl", {**on, "trainer.algorithm.kl_loss_coef": "1e-3"})["kl"].theirs == "coefficient 0.001"
+
+
+@pytest.mark.parametrize(
+    ("sources", "theirs"),
+    [
+        ("group_size = 8\n[[orchestrator.train.source]]\ngroup_size = 8", "8"),
+        ("group_size = 16\n[[orchestrator.train.source]]\ngroup_size = 8", "8 and 16"),
+        ("name = 'math'\n[[orchestrator.train.source]]\nname = 'code'", "32"),
+    ],
+)
+def test_the_sources_of_a_file_may_have_their_own_settings(sources, theirs, tmp_path):
+    (tmp_path / "a.toml").write_text(f"[orchestrator]\ngroup_size = 32\n[[orchestrator.train.source]]\n{sources}")
+    settings = read_settings(tmp_path / "a.toml")
+    assert rows_of("prime-rl", settings)["generations"].theirs == theirs
+    pooled = {"orchestrator.train.source": [{"name": "math", "sampler": "difficulty_pools"}]}
+    assert rows_of("prime-rl", settings)["resampling"].moved == "ceiling"
+    assert rows_of("prime-rl", pooled)["resampling"].theirs.startswith("drawn with another weight")
+
+
 def test_the_cap_of_cispo_is_absolute_in_trl_and_an_offset_from_one_elsewhere():
     caps = [
         ("trl", {"loss_type": "cispo", "epsilon_high": 4}, "4"),
@@ -270,11 +305,87 @@ def test_scalerls_column_is_the_recipe_that_is_trained_here():
     assert SCALERL.optimizer.learning_rate == 5e-7 and SCALERL.optimizer.eps == 1e-15
 
 
-def test_every_fact_belongs_to_a_component_and_is_reachable_by_some_setting():
-    assert {component for component, _ in FACTS} <= {component.key for component in COMPONENTS}
-    assert all(fact.measured and fact.moved for fact in FACTS.values())
-    for trainer in TRAINERS.values():
-        assert set(trainer.parts) == {component.key for component in COMPONENTS}
+@pytest.mark.parametrize("name", NAMES)
+def test_every_case_of_a_trainers_file_refers_to_its_settings_and_to_kinds_of_the_component(name):
+    trainer = TRAINERS[name]
+    values = Values(trainer, {})
+    assert list(trainer.components) == [component.key for component in COMPONENTS]
+    for component in COMPONENTS:
+        cases = trainer.components[component.key]
+        assert [case for case in cases if "if" not in case] == cases[-1:], component.key  # the last one always applies
+        for case in cases:
+            kind = component.kinds[case["is"]] if "is" in case else case
+            for one in (case, kind, *kind.get("cases", ())):
+                for text in one.get("if", {}):
+                    values.quantity(text, case)
+                values.rendered(one.get("words", ""), case)
+            assert "words" in case or "words" in kind
+
+
+def test_every_kind_of_a_component_is_used_by_a_trainer():
+    for component in COMPONENTS:
+        cases = [case for trainer in TRAINERS.values() for case in trainer.components[component.key]]
+        assert set(component.kinds) == {case["is"] for case in cases if "is" in case}
+        for kind in component.kinds.values():
+            for fact in (kind, *kind.get("cases", ())):
+                assert set(fact) <= {"words", "same", "measured", "moved", "cases", "if"}
+                assert ("measured" in fact) == ("moved" in fact)
+
+
+def test_the_layout_that_is_described_is_a_trainers_file():
+    example = re.search(r"\n\n((?:    .*\n|\n)+)", data.__doc__)[1]
+    trainer = data.trainer("example", tomllib.loads(example))
+    assert [setting.name for setting in trainer.nearest] == ["loss_type", "epsilon_high"]
+    values = Values(trainer, {"loss_type": "cispo"})
+    case = values.first(trainer.components["loss"])
+    assert case["is"] == "cispo" and values.quantity("cap", case) == 0.2
+
+
+def test_a_name_that_several_settings_end_with_is_an_error_of_the_file():
+    assert TRAINERS["prime-rl"].setting("optim.lr").name == "trainer.optim.lr"
+    with pytest.raises(KeyError, match="got 'seq_len', the end of 2 names"):
+        TRAINERS["prime-rl"].setting("seq_len")
+    with pytest.raises(KeyError, match="the end of 0 names"):
+        TRAINERS["trl"].setting("learningrate")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("ppo_mini_batch_size", "64"),  # one name: as it is
+        ("train_batch_size // ppo_mini_batch_size * ppo_epochs", 21.0),  # 500 // 64 = 7 updates in each of 3 rounds
+        ("ppo_mini_batch_size min train_batch_size * rollout.n", 64.0),
+        ("ppo_mini_batch_size max train_batch_size - 1", 499.0),
+        ("staleness_threshold or ppo_epochs + 1", 4.0),
+        ("staleness_threshold + 1", None),
+        ("1 // use_kl_loss", None),
+        ("1 // entropy_coeff", None),
+        ("n * 2", 10.0),
+    ],
+)
+def test_a_quantity_is_computed_from_left_to_right_and_missing_with_any_of_its_parts(text, value):
+    actor = "actor_rollout_ref.actor."
+    settings = {"data.train_batch_size": 500, f"{actor}ppo_mini_batch_size": "64", f"{actor}ppo_epochs": 3}
+    settings[f"{actor}entropy_coeff"] = 0
+    assert Values(TRAINERS["verl"], settings).quantity(text, {"n": "ppo_epochs + 2"}) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "yes", "no"),
+    [
+        ("False", [False, "false", ["no", "false"]], [True, 0, "> 0"]),
+        ("0.0", [False, 0, "< 1", "0 to 1"], [True, "missing"]),
+        (0.9, [True, 0.9, [1, 0.9], "> 0", "0.9 to 2"], [False, "< 0.9", "> 0.9", "missing"]),
+        (True, [True, "true", "missing"], [False, 1]),
+        (10**400, [True, "missing"], [0, "> 1"]),
+        ("inf", [True, "missing"], ["> 1", "inf to inf"]),
+        (None, [False, "missing"], [True, 0, "> -1", "< 1", "-1 to 1"]),
+        (" CISPO ", [True, "cispo", "has ISP"], ["has isp", "clip"]),
+    ],
+)
+def test_a_condition_compares_flags_numbers_ranges_and_words(value, yes, no):
+    assert [holds(value, wanted) for wanted in yes] == [True] * len(yes)
+    assert [holds(value, wanted) for wanted in no] == [False] * len(no)
 
 
 def test_what_the_paper_did_not_measure_is_said_so():
@@ -327,7 +438,10 @@ def merged(count):
         ("a.yaml", doubled(60), "more than 100,000 values"),
         ("a.yaml", merged(60), "more than 100,000 values"),
         ("a.yaml", "a: &a\n  b: *a\n", "one that contains itself"),
+        ("a.yaml", f"t: &t {'x' * 100_000}\na: [{'*t, ' * 200}]", "more than 100,000 values"),  # 20 MB of text
         ("a.yaml", "a: " + "1:" * 20_000 + "1", "a number or date of 40,001 characters"),
+        ("a.yaml", "a: [1, {b: 0x" + "f" * 5_000 + "}]", "a whole number of 20,000 bits"),
+        ("a.toml", "a = 0x" + "f" * 5_000, "a whole number of 20,000 bits"),
         ("a.json", '{"' + "n" * 100_000 + '": {"a": 1, "b": 2}}', "a name of 100,000 characters"),
         ("a.yaml", "a: &a {b: &b {c: 1}}\nd: *a\ne: *b", "without settings of trl"),  # aliases as people use them
     ],
