@@ -283,7 +283,7 @@ def test_a_run_with_all_prompts_retired_finishes_with_its_forecast(workplace):
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
     # 52 prompts, 4 per step: at least 13 updates, and more visits to prompts with a truncated rollout, which failed
     assert 13 <= steps < 200 and f"every prompt is solved and retired; trained {steps} updates" in text
-    assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "twice the compute (" in text
+    assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nat 2x     " in text
 
 
 @pytest.mark.parametrize(
