@@ -241,6 +241,7 @@ def test_an_interrupted_evaluation_says_which_suites_are_finished(lab_model, tmp
 # --------------------------------------------------------------------------------------------------------- make train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "seconds"), [(0, 2.5), (3, 1.5)])
 def test_the_installation_of_make_train_shows_that_it_works_and_fails_if_pip_does(code, seconds, tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):

@@ -212,6 +212,7 @@ def steps_of(received, name):
     return [call[2] for call in received if call[0] == "log" and name in call[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rates, went_back", [([(20, 1e-4)], False), ([], True), ([(20, 1e-4)], True)], ids=["rate", "option", "both"]
 )

@@ -181,6 +181,7 @@ def test_a_generator_that_does_not_answer_ends_the_wait_after_a_stop(wait, begin
     assert 0.9 < time.monotonic() - began < 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_stopped_generator_in_lockstep_ends_the_wait_after_a_stop(wait, begin, monkeypatch):
     monkeypatch.setattr(module, "STOP_SUSPENDED_S", 0.5)

@@ -389,6 +389,7 @@ def test_a_failed_first_start_raises_at_once():
         restarter.wait_ready()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [0, 6])
 @pytest.mark.parametrize("stale", ["wait", "mask", "drop"])
 def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound(kills, stale):

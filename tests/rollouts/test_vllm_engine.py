@@ -263,6 +263,7 @@ def visits_from(first, count):
     return tuple(Visit(Prompt(f"p{i}", "", (5, 2 + i % 7), "", "t"), 0, i) for i in range(first, first + count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["wait", "mask", "drop"])
 def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(make, server, files, rule):
     """Batches of two groups of three, at most three updates of lag, every version evaluated when it is active."""

@@ -22,6 +22,7 @@ def test_the_same_curve_gives_the_same_draws():
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_the_posterior_is_that_of_brute_force():
     # nine points, phi fixed at 0.4: every parameter on a fixed grid, sigma integrated in closed form
     curve, prior = run(points=9, noise=0.01), Prior(autocorrelations=(0.4,))

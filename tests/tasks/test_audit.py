@@ -34,6 +34,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_file_is_audited_with_examples_by_kind_and_the_effect_on_the_ceiling(tmp_path, capsys):
     file = str(write_rows(tmp_path / "r.jsonl", ROWS))
     assert main(["score", "--audit", file, "--task", "math", "--workers", "1"]) == 0

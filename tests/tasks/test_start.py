@@ -69,6 +69,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "where", "method"), STEPS)
 def test_a_step_that_hangs_is_an_error_that_says_what_to_do(name, where, method):
     began = time.monotonic()

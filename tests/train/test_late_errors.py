@@ -37,6 +37,7 @@ LATE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LATE)), ids=LATE)
 def test_a_late_error_leaves_the_directory_free(lab_model, tmp_path, monkeypatch, number):
     """Errors and signals in turn, in a new directory and in an empty one."""
@@ -60,6 +61,7 @@ def test_a_model_with_a_wrong_end_token_leaves_the_directory_free(lab_model, tmp
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ConfigError, PluginError])
 def test_an_error_before_the_first_evaluation_leaves_the_directory_free(lab_model, tmp_path, monkeypatch, error):
     """The generator reports its errors when it is first asked for something, after the run has begun."""
@@ -84,6 +86,7 @@ def test_a_run_in_which_a_process_died_keeps_its_log(lab_model, tmp_path, monkey
     assert {"errors.log", "config.toml"} <= {file.name for file in (tmp_path / "run").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_resume_that_fails_late_keeps_the_run(lab_model, tmp_path, monkeypatch):
     session = started(lab_model, tmp_path / "run")
     session.close()

@@ -230,6 +230,7 @@ def test_ranks_reject_the_rollouts_that_one_process_rejects_and_report_the_same_
     assert 0.1 < theirs.corrected_share < 0.9 and theirs.log_ratio_stale > 0.1 < theirs.log_ratio_fresh
 
 
+@pytest.mark.slow
 def test_bf16_ranks_compute_with_the_bf16_weights_that_the_engines_get(benches, tmp_path):
     config = replace(CONFIG, hardware=replace(CONFIG.hardware, dtype="bfloat16"))
     group, single = benches.group(2, "qwen3", config), benches.single("qwen3", config)
@@ -358,6 +359,7 @@ def test_weights_that_ranks_send_to_vllm_equal_the_exported_checkpoint(benches, 
     assert equal(benches.weights(group), exported) and "model.layers.1.mlp.experts.3.up_proj.weight" in exported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_export_is_an_ordinary_model_with_the_learners_weights(benches, model, tmp_path):
     from transformers import AutoModelForCausalLM

@@ -190,6 +190,7 @@ def test_a_condition_finishes_the_run_and_a_resume_overrules_it(lab_model, tmp_p
     assert len(runs.rows(path, "metrics.jsonl")) == 24 and "stopping, because" not in text
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_with_the_same_bits(undisturbed, tmp_path):
     path = tmp_path / "damaged"
     shutil.copytree(undisturbed[0], path)
@@ -204,6 +205,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_with_the_same_bits(und
     assert (path / "checkpoints/damaged_step_000024-001/generator.safetensors").read_bytes() == data
 
 
+@pytest.mark.slow
 def test_a_moved_run_directory_ends_the_run_and_can_be_resumed(lab_model, tmp_path):
     path, there = tmp_path / "run", tmp_path / "moved"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, "--steps", "500"])

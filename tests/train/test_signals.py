@@ -81,6 +81,7 @@ def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
     assert "stopped at once by SIGHUP" in error and "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_warm_start_ends_it_and_leaves_no_files(tmp_path):
     process = runs.start(["train", "--run-dir", str(tmp_path / "run")], SCALERL_CACHE=str(tmp_path / "cache"))
     printed = read_until(process, "warm start: training")

@@ -119,6 +119,7 @@ def test_a_run_in_a_notebook_shows_its_step_and_its_forecast_or_why_there_is_non
     Balanced(text)
 
 
+@pytest.mark.slow
 def test_a_report_is_written_from_python(tmp_path):
     pytest.importorskip("plotly")
     place = scalerl.report(run(), [run(seed=1), run(seed=2)], tmp_path / "page.html", figures=tmp_path / "figures")

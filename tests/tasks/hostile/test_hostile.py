@@ -137,6 +137,7 @@ def test_a_right_function_passes_all_forms_of_tests_and_a_wrong_one_none(judge, 
     assert not judge.verdict("def f(x): return 2 * x + 1", FORMS[form]).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CALLS))
 def test_a_function_that_cheats_passes_no_form_of_tests(judge, hurried, name):
     forms = ["calls", "check"] if name in ENDLESS else list(FORMS)
@@ -208,6 +209,7 @@ def test_expected_values_never_enter_the_sandbox_of_a_program(judge, monkeypatch
     assert any(b"question" in data for data in told) and all(wanted.encode() not in data for data in told)
 
 
+@pytest.mark.slow
 def test_no_process_of_a_program_outlives_it(hurried):
     before = _children()
     for name in ("spins", "ignores signals", "leaves a thread"):
