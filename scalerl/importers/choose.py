@@ -147,7 +147,8 @@ def preference(table: Table, candidate: Candidate) -> tuple[object, ...]:
     general = "all" in (candidate.task, *candidate.metric.split("/")) or not candidate.task
     samples = re.search(r"_at_(\d{1,9})(?:_|$)", name)
     telling = bool(TELLING.search(candidate.metric + candidate.task))
-    last = (-candidate.count, -int(samples[1]) if samples else 0, candidate.metric)
+    # of equal ones, the reward comes before its return, which may include a penalty
+    last = (-candidate.count, -int(samples[1]) if samples else 0, "return" in name, candidate.metric)
     return (candidate.rank, stepless(table, candidate.metric), not telling, not general, *last)
 
 

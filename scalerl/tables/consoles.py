@@ -64,6 +64,8 @@ NESTED = re.compile(
     re.IGNORECASE,
 )
 """A step within an epoch, `Epoch:[1/2](100/1500)` or `Episode [1/20]: 5%|#  | 6/125 [`."""
+COARSE = {"batch": 1, "episode": 2, "epoch": 3}
+"""Words that count steps only if no other one does, the finest first."""
 INNER = ("rollout", "episode", "batch", "sample")
 """Words that count parts of a step if a line of its own began the step."""
 SAMPLE = "sample/"
@@ -104,7 +106,9 @@ def read_lines(path: Path, lines: Iterable[str]) -> Table:
     console, ended = Console(), Ended(lines)
     table = console.read(ended)
     last = None if ended.whole else console.lines
-    notes = left_out(path, "JSON objects", console.bad, console.objects, last)
+    others = sum(count for kind, count in console.kinds.items() if kind != "JSON lines")
+    # in a log of other lines, such objects are answers or calls of tools
+    notes = left_out(path, "JSON objects", console.bad, console.objects, last) if console.objects > others else ()
     if console.left and not notes:
         notes = (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
     notes += (f"further lines of a step, of which the mean counts: {console.meant}",) if console.meant else ()
@@ -318,7 +322,10 @@ class Console:
         if pairs and text.endswith(pairs[-1][1]) and self._is_cut(pairs[-1][0]):
             pairs = pairs[:-1]
         if not pairs:
-            if not self._progress(text) and text.endswith((":", "...")):
+            if (nested := NESTED.search(text)) and nested[1].lower() == "episode":
+                self._begin_epoch(int(nested[2]))
+                self._outer = int(nested[3])
+            elif not self._progress(text) and text.endswith((":", "...")):
                 self._section = "validation/" if EVALUATION_WORD.search(text) else ""
             return
         scored = any(is_score(name) for name, _ in pairs)
@@ -332,7 +339,7 @@ class Console:
         elif labels:
             # of `Epoch 3, Step 20`, the finest; of `Step 20/100`, the first number
             epochs = [int(match[2]) for match in labels if match[1].lower() == "epoch"]
-            best = min(labels, key=lambda match: (match[1].lower() in ("epoch", "episode", "batch"), match.start()))
+            best = min(labels, key=lambda match: (COARSE.get(match[1].lower(), 0), match.start()))
             if not scored and not self._is_new(text, int(best[2])):
                 return
             if epochs and len(labels) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -228,6 +229,11 @@ def output_tables(outputs: Sequence[Any]) -> list[Table]:
         data = output.get("data")
         if isinstance(data, dict) and "text/html" in data:
             tables += html_tables(as_text(data["text/html"]))
+        elif isinstance(data, dict) and (text := as_text(data.get("text/plain")).strip())[:1] in ("[", "{"):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                value = ast.literal_eval(text)  # the value of the last line of a cell
+                if isinstance(value, list | dict) and (table := document_table(value, "value")) is not None:
+                    tables.append(table)
         elif output.get("output_type") == "stream":
             printed += [line + "\n" for line in as_text(output.get("text")).split("\n")]
     full = [table for table in tables if table.size > 1]

@@ -33,7 +33,7 @@ TRAINING_WORD = re.compile(r"(?:^|_)(?:train|training|rollout|rollouts|actor|cri
 
 SCORE = re.compile(
     r"pass_?rate|pass_ratio|pass_at_\d+|pass\d+|(?:mean|avg|maj|acc|best)_at_\d+|accuracy|(?:^|_)acc(?:_|$)|success|solved?"
-    r"(?:_|$)|solve_rate|correct|reward|(?:^|_)scores?(?:_|$)|(?:^|_)returns?(?:_|$)|win_?rate|exact_match|(?:^|_)em(?:_|$)"
+    r"(?:_|$)|solve_rate|correct|reward|(?:^|_)rew(?:_|$)|(?:^|_)scores?(?:_|$)|(?:^|_)returns?(?:_|$)|win_?rate|exact_match|(?:^|_)em(?:_|$)"
     r"|(?:^|_)f1(?:_|$)|(?:^|_)metric$"
 )
 """Words of a mean score, in a name as `table.key` writes it."""
@@ -51,8 +51,10 @@ SUBSTITUTE = re.compile(
 COMPONENT = re.compile(r"(?:^|_)rewards_.|format|reward_func|_reward_fn")
 TELLING = re.compile(r"acc|correct|solve|pass|success|verif|exact|math|win", re.IGNORECASE)
 """Names of metrics that are preferred within a rank, for example before a format reward."""
-BARE_TRAINING = re.compile(r"(?:mean_|avg_|average_|total_|episode_|train_|training_|batch_)*(?:reward|return|score)s?"
-                           r"(?:_mean|_avg)?")  # fmt: skip
+BARE_TRAINING = re.compile(
+    r"(?:mean_|avg_|average_|total_|episode_|train_|training_|batch_)*(?:reward|rew|return|score)s?"
+    r"(?:_mean|_avg|_total|_overall)?"
+)
 
 
 def is_score(name: str) -> bool:

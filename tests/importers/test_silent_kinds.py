@@ -104,12 +104,20 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
         "run.log", "".join(f"===== Step {n} =====\nreward: {rise(n)}\n=== Evaluation at step {n} ===\naccuracy: 0.5\n"
                            for n in range(1, 8)), {"metric": "reward"},
         ("reward", TRAINING, 7, 0.34, 7)),
+    "calls-of-tools": (
+        "run.log", "".join(f'Step {n}: reward={rise(n)}\n{{"name": "look", "arguments": {{"city":\n{{"name": "x"}}\n'
+                           for n in range(1, 10)), {}, ("reward", TRAINING, 9, 0.38, 9)),
     # 2: cells of a notebook
     "a-cell-that-prints-settings": (
         "run.ipynb", notebook("x=1\ny=2\n", "x=3\nx=4\n", rows(8, reward=rise)), {},
         ("reward", TRAINING, 8, 0.36, 8)),
     "a-cell-that-tries-the-reward": (
         "run.ipynb", notebook("answer -> Reward: 1.0\nanswer -> Reward: 0.0\n", lines("Step {n}: reward={r}", 8)), {},
+        ("reward", TRAINING, 8, 0.36, 8)),
+    "the-value-of-a-cell": (
+        "run.ipynb", notebook("x=1\n").replace('"output_type": "stream", "name": "stdout", "text": "x=1\\n"',
+                                               '"output_type": "execute_result", "data": ' + json.dumps(
+                                                   {"text/plain": str(rows(8, reward=rise))})), {},
         ("reward", TRAINING, 8, 0.36, 8)),
     "two-cells-with-runs": (
         "run.ipynb", notebook("x=1\nx=2\n", rows(6, reward=rise), rows(9, reward=rise)), {},
@@ -137,6 +145,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "components": (
         "run.jsonl", jsonl(rows(9, **{"rewards/correctness": lambda n: 0.5, "rewards/format": rise, "reward": rise})),
         {}, ("reward", TRAINING, 9, 0.38, 9)),
+    "a-total-of-components": (
+        "run.csv", csv(rows(9, **{"reward/answer": lambda n: 0.4, "reward/form": lambda n: 0.9, "reward/total": rise})), {},
+        ("reward/total", TRAINING, 9, 0.38, 9)),
     "the-best-of-a-population": (
         "run.csv", csv(rows(9, population_best_score=lambda n: 1.0, format_reward=lambda n: 0.9, mean_score=rise)), {},
         ("mean_score", TRAINING, 9, 0.38, 9)),
@@ -192,6 +203,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
         "run.log", "".join(f"Episode [{e}/3]:  {10 * n}%|##        | {n}/6 [00:10<01:00, 10.00s/it, "
                            f"reward={rise(6 * (e - 1) + n)}, kl=0.01]\n" for e in (1, 2, 3) for n in range(1, 7)), {},
         ("reward", TRAINING, 18, 0.56, 18)),
+    "batches-of-epochs": (
+        "run.log", "".join(f"[Epoch {e}] [Batch {n}/20] reward={rise(20 * (e - 1) + n)}\n" for e in (1, 2)
+                           for n in range(4, 21, 4)), {}, ("reward", TRAINING, 10, 1.0, 40)),
+    "bars-within-bars": (
+        "run.log", "".join(f"Episode [1/2]:  {n}%|#     | {n - 1}/9 [00:10<01:00,  1.00it/s]\n" + "".join(
+            f"Train epoch [1/1]:  50%|##   | {k}/4 [00:01<00:01, 1.0it/s, pg=0.01, reward={rise(n)}, kl=0.1]\n"
+            for k in (1, 2, 3, 4)) for n in range(1, 10)), {}, ("reward", TRAINING, 9, 0.38, 9)),
     "an-epoch-that-counts-on": (
         "run.csv", csv([{"epoch": n // 5, "step": n, "reward": rise(n)} for n in range(20)]), {},
         ("reward", TRAINING, 20, 0.58, 19)),
