@@ -146,7 +146,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
         "run.jsonl", jsonl(rows(9, **{"rewards/correctness": lambda n: 0.5, "rewards/format": rise, "reward": rise})),
         {}, ("reward", TRAINING, 9, 0.38, 9)),
     "a-total-of-components": (
-        "run.csv", csv(rows(9, **{"reward/answer": lambda n: 0.4, "reward/form": lambda n: 0.9, "reward/total": rise})), {},
+        "run.csv", csv(rows(9, **{"reward/answer": lambda n: 0.4, "reward/form": loss, "reward/total": rise})), {},
         ("reward/total", TRAINING, 9, 0.38, 9)),
     "the-best-of-a-population": (
         "run.csv", csv(rows(9, population_best_score=lambda n: 1.0, format_reward=lambda n: 0.9, mean_score=rise)), {},
