@@ -304,7 +304,7 @@ MODULES = [
     "vllm.model_executor.layers.quantization.online.base", "vllm.entrypoints.serve.instrumentator.metrics",
     "model_hosting_container_standards.sagemaker", "trl.trainer.grpo_trainer", "trl.generation.vllm_generation",
     "datasets", "scalerl.cli", "scalerl.training.run", "scalerl.rollouts.vllm.launch", "scalerl.learner.single",
-    "math_verify", "pyseccomp",
+    "math_verify", "pint", "pyseccomp",
 ]  # fmt: skip
 """What a server, its worker, TRL's trainer and a run import, some of it only when they start."""
 
