@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,11 +37,15 @@ def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
     except ImportError as error:
         raise CurveError(f"{files[0]}: reading event files needs TensorBoard: pip install tensorboard") from error
     places: dict[Path, list[Row]] = {}
+    notes: list[str] = []
     for file in files:
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         with raising(CurveError, partial(damaged, file)):
             events.Reload()
             rows = file_rows(events)
+            last = max((row["step"] for row in rows), default=-1)
+            if last < last_step(file):
+                notes.append(f"{file.name} is damaged behind step {last:g}: later rows cannot be read; copy it again")
         places.setdefault(file.parent, []).extend(rows)
     # a directory with one row holds the settings of a run (hparams)
     tables = {place: table_of(rows) for place, rows in places.items() if len(rows) > 1} or {
@@ -56,7 +61,7 @@ def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
             for place, table in tables.items()
         }
     name = (directory or files[0]).name
-    return replace(joined([*tables.values()]), form="TensorBoard", name=name)
+    return replace(joined([*tables.values()]), form="TensorBoard", name=name, notes=tuple(notes))
 
 
 def damaged(file: Path, error: Exception) -> str:
@@ -91,6 +96,34 @@ def event_files(directory: Path) -> list[Path]:
         events = (Path(place, name) for name in files if "tfevents" in name)
         paths += [path for path in events if path.is_file()]  # a pipe of that name would block
     return sorted(paths, key=lambda file: file.name)
+
+
+def last_step(file: Path) -> int:
+    """Return the step of the last scalar, by the lengths of all records; -1 without one.
+
+    TensorBoard reads up to the first record with a wrong checksum and says nothing.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    size, at, records = file.stat().st_size, 0, deque[tuple[int, int]](maxlen=LOOKED_AT)
+    with file.open("rb") as source:
+        while at + 16 <= size:  # the length, its checksum, the record, its checksum
+            source.seek(at)
+            length = int.from_bytes(source.read(8), "little")
+            if at + 16 + length > size:
+                break
+            records.append((at + 12, length))
+            at += 16 + length
+        for start, length in reversed(records):
+            source.seek(start)
+            event = Event.FromString(source.read(length))
+            if any(value.HasField("simple_value") or len(value.tensor.float_val) == 1 for value in event.summary.value):
+                return int(event.step)
+    return -1
+
+
+LOOKED_AT = 1_000
+"""Records at the end of a file among which the last scalar is."""
 
 
 def file_rows(events: Any) -> list[Row]:

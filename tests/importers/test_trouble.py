@@ -67,6 +67,22 @@ def test_a_broken_record_of_tensorboard_with_a_right_checksum_is_one_line(record
     assert "a record is broken" in text and "copy the file again" in text and "\n" not in text
 
 
+def test_rows_of_tensorboard_behind_a_wrong_byte_are_missed_in_a_note(tmp_path):
+    pytest.importorskip("tensorboard")
+    sound = next((Path(__file__).parent / "logs").rglob("*tfevents*")).read_bytes()
+    middle = len(sound) // 2
+    flipped = sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :]
+    whole, part = (
+        read_table(save(tmp_path, content, f"events.out.tfevents.{number}"))
+        for number, content in enumerate((sound, flipped))
+    )
+    last = part.column("step").max()
+    assert whole.notes == () and 0 < last < whole.column("step").max()
+    assert part.notes == (
+        f"events.out.tfevents.1 is damaged behind step {last:g}: later rows cannot be read; copy it again",
+    )
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_a_wide_table_is_read_in_linear_time(tmp_path, twice):
     """50,000 columns: comparing all pairs of names would take minutes."""
