@@ -41,6 +41,7 @@ MOST_JOINED = 10_000
 NARROWEST = 40
 """Characters of the narrowest terminal at whose width lines are cut."""
 MOST_SHAPES = 1_000
+"""Most forms of a line with a step that are remembered."""
 LONGEST_LINE = 4_000
 """Characters of the longest line in which pairs of names and values are searched."""
 
@@ -66,11 +67,9 @@ NESTED = re.compile(
 """A step within an epoch, `Epoch:[1/2](100/1500)` or `Episode [1/20]: 5%|#  | 6/125 [`."""
 COARSE = {"batch": 1, "episode": 2, "epoch": 3}
 """Words that count steps only if no other one does, the finest first."""
-INNER = ("rollout", "episode", "batch", "sample")
-"""Words that count parts of a step if a line of its own began the step."""
 SAMPLE = "sample/"
-"""Prefix of the means of these parts."""
-SAMPLE_LABEL = re.compile(r"^\W*(rollout|episode|batch|sample)s?\b\s*[:=#]?\s*\[?(\d{1,9})\b", re.IGNORECASE)
+"""Prefix of the means of the parts of a step, if a line of its own began the step."""
+SAMPLE_LABEL = re.compile(r"^\W*(?:rollout|episode|batch|sample)s?\b\s*[:=#]?\s*\[?\d{1,9}\b", re.IGNORECASE)
 FRAGMENT = re.compile(r"\S*:\S+(?: - [^\s:]+:\S+)*")
 """The rest of a line of verl that was cut at the width of a terminal."""
 FINISHED = re.compile(
@@ -329,9 +328,8 @@ class Console:
                 self._section = "validation/" if EVALUATION_WORD.search(text) else ""
             return
         scored = any(is_score(name) for name, _ in pairs)
-        if self._begun and self._label is not None and (part := SAMPLE_LABEL.match(text)):
-            if part[1].lower() in INNER:
-                self._add([(SAMPLE + name, value) for name, value in pairs if not LABEL.fullmatch(f"{name} {value}")])
+        if self._begun and self._label is not None and SAMPLE_LABEL.match(text):
+            self._add([(SAMPLE + name, value) for name, value in pairs if not LABEL.fullmatch(f"{name} {value}")])
             return
         labels = list(LABEL.finditer(text))
         if nested := NESTED.search(text) if scored else None:
