@@ -87,5 +87,5 @@ def _shown(value: Any) -> str:
 
 
 def wrapped(line: str, indent: int) -> list[str]:
-    """Return a line in WIDTH columns; the rest is indented, and long words are not broken."""
+    """Return a line in WIDTH columns; the rest is indented, and words longer than a line are broken."""
     return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalerl.importers.dialect import Dialect, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS, IMPORTERS, TABLE
@@ -99,12 +100,12 @@ def candidates(table: Table, dialect: Dialect) -> list[Candidate]:
     parts = [name for name, (rank, _) in ranks.items() if rank < TRAINING and key(name).startswith("eval_rewards_")]
     if len(parts) == 1 and any(key(name) == "eval_reward" for name in ranks):
         del ranks[parts[0]]  # the only reward function of TRL equals eval_reward
-    metrics = []
+    metrics, pulse, stepped_N = [], training_pulse(table), rows_with_step(table)
     by_task = table.labels(TASK) if TASK in table.words else None
     for name, (rank, task) in ranks.items():
         why = ""
         if names_no_prompts(name) and not dialect.defines(name):
-            held_out, why = prompts_of(table, name)
+            held_out, why = prompts_of(table, name, pulse)
             if held_out:
                 rank = OTHER if dialect.metrics or rank == MINOR else HELD_OUT
         if task or by_task is None:
@@ -115,47 +116,57 @@ def candidates(table: Table, dialect: Dialect) -> list[Candidate]:
             for word in names:
                 count = int(np.sum((by_task == (word or None)) & present_N))
                 metrics.append(Candidate(name, word, rank, count, why))
-    return sorted(metrics, key=lambda candidate: preference(table, candidate))
+    return sorted(metrics, key=lambda candidate: preference(table, candidate, stepped_N))
 
 
 RARER = 0.5
 """Share of the steps of training in which a score of held-out prompts is logged at most."""
 
 
-def prompts_of(table: Table, name: str) -> tuple[bool, str]:
+def training_pulse(table: Table) -> str:
+    """Return the loss or reward of training that is logged most often; empty without one."""
+    training = [n for n in table.names if "loss" in key(n) or (rank_of(n) == TRAINING and not names_no_prompts(n))]
+    return max((n for n in training if not is_evaluation(n)), key=table.count, default="")
+
+
+def rows_with_step(table: Table) -> NDArray[np.bool_]:
+    """Return the rows with a step of training, shape (N,)."""
+    columns = [name for group in steps_of(table, GENERAL_STEPS[:1]) for name in group]
+    return np.any([table.present(name) for name in columns], axis=0) if columns else np.zeros(table.size, dtype=bool)
+
+
+def prompts_of(table: Table, name: str, pulse: str) -> tuple[bool, str]:
     """Return whether a score whose name does not say so is one of held-out prompts, and what shows it.
 
-    It is the reward of training, unless it is logged more rarely than training, or in rows of its own.
+    It is the reward of training, unless it is logged more rarely than `pulse`, a column of training, or in other rows.
     """
-    training = [n for n in table.names if "loss" in key(n) or (rank_of(n) == TRAINING and not names_no_prompts(n))]
-    pulse = max((n for n in training if not is_evaluation(n)), key=table.count, default="")
     count, steps = table.count(name), table.count(pulse)
     if (stderr := table.find("stderr")) is not None and table.count(stderr) >= RARER * count:
         return True, "it has standard errors"
     if count <= RARER * steps:
         return True, f"it is logged {count} times, {pulse} {steps} times"
-    if steps and not (table.present(name) & table.present(pulse)).any():
+    rows_N = table.present(name)
+    both_N = rows_N & table.present(pulse)
+    if steps and not both_N.any():
         return True, f"its rows are not those of {pulse}"
-    if steps and not (table.present(name) & table.present(pulse))[: int(np.argmax(table.present(name))) + 1].any():
+    if steps and not both_N[np.argmax(rows_N)]:
         return True, f"its first value is before the first {pulse}"
     return False, "its name has no word of evaluation, such as eval or test"
 
 
-def preference(table: Table, candidate: Candidate) -> tuple[object, ...]:
-    """Return the key by which candidates are sorted: a telling, general, often and well measured metric first."""
+def preference(table: Table, candidate: Candidate, stepped_N: NDArray[np.bool_]) -> tuple[object, ...]:
+    """Return the key by which candidates are sorted: a telling, general, often and well measured metric first.
+
+    A metric without a step in any of its rows, although other rows have one, as of single samples, comes later.
+    """
     name = key(candidate.metric)
     general = "all" in (candidate.task, *candidate.metric.split("/")) or not candidate.task
     samples = re.search(r"_at_(\d{1,9})(?:_|$)", name)
     telling = bool(TELLING.search(candidate.metric + candidate.task))
     # of equal ones, the reward comes before its return, which may include a penalty
     last = (-candidate.count, -int(samples[1]) if samples else 0, "return" in name, candidate.metric)
-    return (candidate.rank, stepless(table, candidate.metric), not telling, not general, *last)
-
-
-def stepless(table: Table, name: str) -> bool:
-    """Return whether no row of a metric has a step, although rows of others do, as with lines of single samples."""
-    columns = steps_of(table, GENERAL_STEPS[:1])
-    return bool(columns) and not any((table.present(name) & table.present(c)).any() for c in columns[0])
+    stepless = bool(stepped_N.any()) and not (table.present(candidate.metric) & stepped_N).any()
+    return (candidate.rank, stepless, not telling, not general, *last)
 
 
 def choose(table: Table, dialect: Dialect, metric: str | None, task: str | None) -> Candidate:
@@ -222,10 +233,9 @@ def falling_loss(table: Table, best: Candidate) -> str:
     """Return the loss of supervised training that falls, if nothing in the log is of sampled answers; else ""."""
     if any(SAMPLED.search(key(name)) for name in table.names) or best.task:
         return ""
-    for name in table.names:
+    for name in (name for name in table.names if "loss" in key(name)):
         value_K = table.cells[name][1][np.isfinite(table.cells[name][1])]
-        third = len(value_K) // 3
-        if "loss" in key(name) and third:
+        if third := len(value_K) // 3:
             first, last = np.median(value_K[:third]), np.median(value_K[-third:])
             if first > 0 and last < 0.9 * first:
                 return name

@@ -60,12 +60,12 @@ def of_run(table: Table, run: str | None) -> tuple[Table, str]:
         CurveError: There are several runs and none was chosen, or there is no run of that name.
     """
     columns = {c: table.labels(c) for c in table.words if key(c) in {key(column) for column in RUN_COLUMNS}}
-    distinct = {c: [str(w) for w in dict.fromkeys(label_N) if w is not None] for c, label_N in columns.items()}
+    distinct = {c: Counter(str(w) for w in label_N if w is not None) for c, label_N in columns.items()}
     by = max(distinct, key=lambda c: len(distinct[c]), default=None)
     if by is None or (len(distinct[by]) <= 1 and run not in distinct[by]):
         return table, ""
     if run is None:
-        raise several(table.name, Counter(map(str, columns[by][columns[by] != None])), f"the column {by}")  # noqa: E711
+        raise several(table.name, distinct[by], f"the column {by}")
     if run not in distinct[by]:
         return table, ""
     return table.select(columns[by] == run), f"run {run}"

@@ -383,15 +383,13 @@ class Console:
 
     def _nested(self, word: str, outer: int, inner: int) -> None:
         """Begin the block of a step within an epoch; epochs within an episode (OpenRLHF) are parts of its next step."""
-        if word == "episode":
-            self._begin_epoch(outer)
-            self._outer = inner
-            self._header("step", inner)
-        elif self._outer is not None:
+        if word == "epoch" and self._outer is not None:
             self._header("step", self._outer + 1)
-        else:
-            self._begin_epoch(outer)
-            self._header("step", inner)
+            return
+        self._begin_epoch(outer)
+        if word == "episode":
+            self._outer = inner
+        self._header("step", inner)
 
     def _add(self, pairs: list[tuple[str, str]]) -> None:
         """Add values to the block of a step; several lines of it count with their mean."""

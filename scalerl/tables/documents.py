@@ -58,14 +58,14 @@ def titled_table(text: str) -> Table | None:
         line = text[place:end].strip()
         if line[:1] in ("[", "{"):
             with suppress(ValueError, RecursionError):
-                value, end = decoder.raw_decode(text, place + len(text[place:end]) - len(text[place:end].lstrip()))
+                value, end = decoder.raw_decode(text, text.index(line[0], place))
                 found[title or f"part {len(found) + 1}"] = value
         elif line:
             title = line.strip("=-#*: ")
         place = end
     lists = {title: value for title, value in found.items() if isinstance(value, list | dict) and len(value) > 1}
     table = mapping_table(lists, "") if lists else None
-    return table if table is not None and any(is_score(name) for name in table.names) else None
+    return table if table is not None and scores_of(table) else None
 
 
 def objects_of(text: str) -> tuple[list[dict[str, Any]], bool]:
@@ -150,7 +150,7 @@ def mapping_table(document: Mapping[str, Any], name: str) -> Table | None:
         column = name.partition(".")[0] or "value"
         return table_of(({"step": float(step), column: value} for step, value in document.items()), form="JSON by step")
     inner = {key: table for key, value in nested.items() if (table := mapping_table(value, name)) is not None}
-    inner = {key: table for key, table in inner.items() if any(is_score(column) for column in table.names)} or inner
+    inner = {key: table for key, table in inner.items() if scores_of(table)} or inner
     if not inner:
         return None
     parts = [

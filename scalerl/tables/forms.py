@@ -19,7 +19,7 @@ from scalerl.tables.documents import LEAST_SCORES, document_table, read_document
 from scalerl.tables.errors import CurveError, TooEarly, with_command
 from scalerl.tables.grids import html_tables, labeled, markdown_tables, read_csv, separator_of
 from scalerl.tables.lines import read_points
-from scalerl.tables.names import are_points, is_score
+from scalerl.tables.names import are_points
 from scalerl.tables.table import Table, joined
 
 WANDB = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
@@ -292,7 +292,7 @@ def whole_text(path: Path, lines: Iterator[str]) -> str:
 
 def largest(tables: list[Table], text: str) -> Table | None:
     """Return the tables with scores of a text; several become the runs of one; None without a table."""
-    tables = [table for table in tables if any(is_score(name) for name in table.names)] or tables
+    tables = [table for table in tables if scores_of(table)] or tables
     if not tables:
         return None
     parts = [labeled(table, f"table {number}") if len(tables) > 1 else table for number, table in enumerate(tables, 1)]

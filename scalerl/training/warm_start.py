@@ -64,7 +64,7 @@ def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
 def fault(directory: Path) -> str:
     """Return why a directory is no warm start as it was written; empty if it is one."""
     try:
-        if (directory / LOG).exists() and not (directory / MANIFEST).exists():  # of an earlier version
+        if (directory / LOG).exists() and not (directory / MANIFEST).exists():  # an earlier version wrote it
             check_model_files(str(directory))
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 read_json(directory / name)

@@ -309,7 +309,7 @@ def test_time_before_the_turn_of_the_policy_is_not_that_of_the_program(monkeypat
     with session.waiting(21.0):
         clock.now = 31.0
     assert session.own_s() == 3.0
-    clock.now = 40.0  # requests that are refused are the program's own time
+    clock.now = 40.0  # a request that gets an error counts as the program's own time
     assert session.own_s() == 12.0
 
 
