@@ -158,7 +158,7 @@ def split(run: RealRun, fraction: float) -> Split | str | None:
         return f"{run.name}, first {count} points: {error}"
     band = fitted.predict(compute_M, noise=True)
     low, high = run.curve.bounds
-    draws_MD = fitted.evaluations(compute_M)
+    draws_MD = fitted.posterior.wide_sample.evaluations(compute_M)
     # ties (a clipped draw, a metric of 0) count half
     rank_M = (draws_MD < metric_M[:, None]).mean(axis=1) + 0.5 * (draws_MD == metric_M[:, None]).mean(axis=1)
     error = {name: rmse(make(shown)(compute_M) - metric_M) for name, make in NAIVE.items()}

@@ -26,7 +26,7 @@ from scaling_simulation import EFFICIENCIES, FALLS, KINDS, NOISE, NOISES, RHOS, 
 
 from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
 from scalerl.scaling.comparison import AHEAD, LATER, UNDECIDED
-from scalerl.scaling.futures import has_fallen
+from scalerl.scaling.falls import has_fallen
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
 """Multiples of the last compute at which forecasts are scored."""
@@ -243,7 +243,7 @@ def decisions(curves: int, seed: int) -> Result:
             for _ in range(curves):
                 run = lawful(rng, rho, float(np.exp(rng.uniform(np.log(0.7), np.log(3.0)))), noise)
                 f = fit(run.curve)
-                said.append(float((f.gain(2 * f.last_compute) > 0.01).mean()))
+                said.append(f.probability_of_gain(2 * f.last_compute, 0.01))
                 true.append(float(np.ptp(run.truth(np.array([1.0, 2.0])))) > 0.01)
         p, t = np.array(said), np.array(true)
         right, brier = float(((p > 0.5) == t).mean()), float(((p - t) ** 2).mean())

@@ -221,7 +221,7 @@ def futures(path: Path) -> None:
         drawn.plot(grid, law, color=ORANGE, lw=1.2, ls="--", label="the law alone")
         drawn.plot(whole.compute, whole.metric, "o", color=GRAY, ms=3.5, mfc="none", label="later evaluations")
         drawn.plot(shown.compute, shown.metric, "o", color=INK, ms=3.5, label="shown")
-        stays = found.futures.stay_probability
+        stays = found.posterior.stay_probability
         drawn.set_title(f"{name}: stays with probability {stays:.2f}", loc="left", fontsize=10)
         drawn.set(ylim=(0, 1), xlabel="compute, device-hours")
         drawn.locator_params(axis="x", nbins=5)

@@ -17,7 +17,7 @@ from scalerl.scaling.designs import (
     prospect_line,
     usual_prospect,
 )
-from scalerl.scaling.fit import MIN_POINTS
+from scalerl.scaling.sampling import MIN_POINTS
 
 MOST_SHARE = 0.25
 """Largest share of the completions of training that the chosen evaluations may take on top."""

@@ -19,7 +19,7 @@ from scalerl.core.rows import RowFile
 from scalerl.importers.points import evaluation_sets, of_tables
 from scalerl.scaling import Curve, CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.curve import TRAINING_REWARD
-from scalerl.scaling.fit import MIN_POINTS
+from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.scaling.stop import StopRule, judge, stop_rule
 from scalerl.tables.table import table_of
 

@@ -32,7 +32,7 @@ from scalerl.scaling.fit import Band, Fit, fit
 from scalerl.scaling.forecast import Forecast, Reach, forecast
 from scalerl.scaling.health import Symptom, health
 from scalerl.scaling.law import Draws, sigmoid
-from scalerl.scaling.posterior import Prior
+from scalerl.scaling.sampling import Prior
 from scalerl.tables.errors import CurveError
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ import numpy as np
 
 from scalerl.scaling.cases import Action, Counted, count, kind_of
 from scalerl.scaling.estimate import Estimate, as_json, summarize
-from scalerl.scaling.fit import MIN_POINTS, UNLAWFUL, Fit
+from scalerl.scaling.falls import has_fallen
+from scalerl.scaling.fit import UNLAWFUL, Fit
 from scalerl.scaling.forecast import amount, gain_at
-from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.health import Symptom, decline
 from scalerl.scaling.law import Array
 from scalerl.scaling.price import Cost, cost_of
+from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.scaling.units import compute_text, factor_text, number_text
 from scalerl.tables.errors import CurveError
 
@@ -137,7 +138,7 @@ def advise(
     best_at = math.nan if fall is None else fall.numbers["best_at"]
     spent = total - last if fall is None else last - best_at
     cost = cost_of(curve, spent, gain.mean if fall is None else math.nan, price)
-    futures = both_futures(fit.gain(total), limit) if action == "open" else None
+    futures = both_futures(fit.posterior.wide_sample.gain(total), limit) if action == "open" else None
     advice = Advice(action, gain, limit, total, cost, futures, counted, best_at, "")
     return replace(advice, sentence=SENTENCES[action](advice, fit))
 
@@ -153,8 +154,7 @@ def climbed(fit_result: Fit) -> bool:
 
     The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
     """
-    futures = fit_result.futures
-    return futures.stay_probability <= UNLAWFUL and futures.climb > VISIBLE_CLIMB
+    return fit_result.posterior.stay_probability <= UNLAWFUL and fit_result.posterior.climb > VISIBLE_CLIMB
 
 
 def clear_fall(fit_result: Fit) -> Symptom | None:

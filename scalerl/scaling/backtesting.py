@@ -14,8 +14,9 @@ import numpy as np
 from scalerl.scaling.baselines import BASELINES, Predictor
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import as_json
-from scalerl.scaling.fit import MIN_POINTS, Band, Fit, fit
+from scalerl.scaling.fit import Band, Fit, fit
 from scalerl.scaling.law import Array
+from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import CurveError
 
 NINE_IN_TEN = 1.645

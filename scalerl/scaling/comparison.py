@@ -19,11 +19,12 @@ import numpy as np
 
 from scalerl.scaling.curve import Curve, as_curve
 from scalerl.scaling.estimate import Estimate, as_json, summarize
+from scalerl.scaling.families import LEVEL
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
-from scalerl.scaling.posterior import held_at
 from scalerl.scaling.price import NextGain, checked_price, next_gain, with_hours_of
+from scalerl.scaling.sampling import held_at
 from scalerl.tables.errors import CurveError
 
 MARGIN = 0.02
@@ -197,7 +198,7 @@ class Comparison(InNotebooks):
             *(f"  next gain of {name}: {gain}" for name, gain in zip(self.names, self.next_gains, strict=True)),
         ]
         for name, side in zip(self.names, self.sides, strict=True):
-            lines += [f"  a run of {name}: {f.futures.sentences()[0]}" for f in side if f.futures.stay_probability]
+            lines += [f"  a run of {name}: {f.posterior.sentences()[0]}" for f in side if f.posterior.stay_probability]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -336,9 +337,7 @@ def check_alike(curves: Sequence[Curve]) -> None:
 
 def ceilings(f: Fit) -> Array:
     """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
-    if not f.futures.stay_probability:
-        return f.draws.asymptote
-    return np.clip(f.futures.draws.asymptote, *f.curve.bounds)
+    return np.clip(f.posterior.mean_sample.draws.asymptote, *f.curve.bounds)
 
 
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:
@@ -347,7 +346,7 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
     With three or more seeds on a side, this is the posterior on a grid of values, given each run's ceiling and its
     uncertainty; the prior counts as `PRIOR_SEEDS` seeds with the assumed scatter. Otherwise the scatter is assumed.
     """
-    num_draws = len(sides[0][0].draws)
+    num_draws = len(ceilings(sides[0][0]))
     assumed = ASSUMED_SEED_SD * width
     if max(len(side) for side in sides) < SEEDS_TO_ESTIMATE:
         return np.full(num_draws, assumed), f"assumed: nine in ten seeds within ±{MARGIN * width:g}"
@@ -402,20 +401,13 @@ def shared_level(sides: Sides) -> float:
     Closer to a ceiling, the compute for a level is very uncertain.
     """
     start = float(np.mean([f.initial.mean for side in sides for f in side]))
-    reached = min(float(np.mean([level_now(f) for f in side])) for side in sides)
+    reached = min(float(np.mean([f.mean(f.last_compute) for f in side])) for side in sides)
     return start + SHARED_CLIMB * (reached - start)
-
-
-def level_now(f: Fit) -> float:
-    """Return the level of the fitted curve at the run's last point."""
-    if f.futures.stay_probability:
-        return float(f.mean(f.last_compute)[0])
-    return float(f.draws.levels(np.array([f.last_compute])).mean())
 
 
 def highest_level(f: Fit) -> float:
     """Return the highest level of the fitted curve so far."""
-    return max(level_now(f), float(f.mean(f.curve.compute).max()))
+    return float(f.mean([*f.curve.compute, f.last_compute]).max())
 
 
 def summarize_ratio(log_D: Array) -> Estimate:
@@ -439,17 +431,13 @@ def log_compute_of_run(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     low, high = f.curve.bounds
     if not low < level < high:
         raise CurveError(f"level must lie within the metric's bounds ({low:g}, {high:g}); got {level:g}")
-    order_D = rng.permutation(len(seed_D))
-    draws, ends_D = f.draws.select(order_D), ceilings(f)[order_D]
-    # the draws of a run that stays are the last ones before the permutation (`Futures.draws`)
-    num_rising = len(ends_D) * (1.0 - f.futures.stay_probability)
-    stays_D = order_D >= num_rising
+    drawn = f.posterior.mean_sample.selected(rng.permutation(len(seed_D)))
+    draws, stays_D = drawn.draws, drawn.of(LEVEL.name)
     # a seed scales the whole climb
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
     target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))
     needed_D = draws.compute_for(target_D)
-    passed_D = np.minimum(needed_D, f.last_compute)
-    needed_D = np.where(stays_D, np.where(target_D > ends_D, np.inf, passed_D), needed_D)
+    needed_D = np.where(stays_D & (target_D <= draws.asymptote), f.last_compute, needed_D)
     if level <= highest_level(f):
         needed_D = np.minimum(needed_D, f.last_compute)
     return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
@@ -526,7 +514,7 @@ def ceiling_clause(result: Comparison, same: float, margin: float) -> str:
 
 def what_would_decide(sides: Sides, at_twice: Lead, seed_sd: float, margin: float) -> str:
     """Return what would decide what is open: at most twice the compute, or more seeds."""
-    fallen = [f for side in sides for f in side if f.futures.fallen]
+    fallen = [f for side in sides for f in side if f.posterior.fallen]
     if fallen:
         return f"To decide it: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."
     unknown = [f for side in sides for f in side if not f.identified]

@@ -19,10 +19,11 @@ import numpy as np
 from scalerl.scaling.comparison import ASSUMED_SEED_SD, MARGIN, MOST_SEEDS, TEST_LEVEL, seed_scatter
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, as_json, short
-from scalerl.scaling.fit import MIN_POINTS, Fit, fit
+from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array, Draws, joined, plain_draws
 from scalerl.scaling.noise import OTHER_NOISE, binomial, evaluations
 from scalerl.scaling.price import Cost, checked_price, cost_of, with_hours_of
+from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import CurveError
 
 WORLDS = 40
@@ -183,7 +184,7 @@ class Prospect:
     """Share of the simulated runs whose ceiling is identified."""
 
     asymptote_within: float
-    """Half width of the interval of A, in the metric's unit."""
+    """90% of estimates of A are within this, in the metric's unit."""
 
     forecast_within: float
     """Half width of the interval of the level at twice the budget."""
@@ -501,7 +502,8 @@ def prospect(
         evaluations=size,
         budget=budget,
         identified=float(np.mean([f.identified for f in fits])),
-        asymptote_within=float(np.median([f.asymptote.high - f.asymptote.low for f in fits])) / 2,
+        # of this climb: the interval of A includes climbs that no evaluation can exclude
+        asymptote_within=1.645 * float(np.median([f.asymptote.sd for f in fits])),
         forecast_within=float(np.median([band.high[0] - band.low[0] for band in twice])) / 2,
         other_prompts_within=deviate * float(np.median(between_W)),
         noise_sd=float(np.sqrt(np.median(sd_W) ** 2 + drift**2)),

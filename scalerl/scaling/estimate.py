@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -59,7 +60,9 @@ class Estimate:
     def __str__(self) -> str:
         if self.sd == 0:
             return f"{short(self.mean)} (fixed)"
-        return f"{rounded(self.mean, self.sd)} ({rounded(self.low, self.sd)} to {rounded(self.high, self.sd)})"
+        # what is only in the interval may be much wider than the standard deviation
+        sd = max(self.sd, (self.high - self.low) / 4.0)
+        return f"{rounded(self.mean, sd)} ({rounded(self.low, sd)} to {rounded(self.high, sd)})"
 
     def __format__(self, spec: str) -> str:
         """Return `0.612 (0.598 to 0.627)` for the format ".3f" of its numbers; without a format, as `str`."""
@@ -85,6 +88,41 @@ def summarize(draws_D: Array) -> Estimate:
     """Return the mean, standard deviation and 90% interval of draws, shape (D,)."""
     low, high = np.quantile(draws_D, TAILS)
     return Estimate(float(draws_D.mean()), float(draws_D.std()), float(low), float(high))
+
+
+def weighted_mean(values_MD: Array, weight_D: Array) -> Array:
+    """Return the means of weighted draws, shape (M,); not by a matrix product, whose bits depend on M."""
+    return np.asarray(np.einsum("md,d->m", values_MD, weight_D))
+
+
+def quantiles(values: Array, weight_D: Array, at: Sequence[float] = TAILS) -> Array:
+    """Return quantiles of weighted draws along the last axis, shape (quantiles, ...).
+
+    Half of the weight of a draw lies on each side of it.
+    """
+    if np.ptp(weight_D) == 0:
+        return np.asarray(np.quantile(values, at, axis=-1))
+    values, weight_D = values[..., weight_D > 0], weight_D[weight_D > 0]
+    order = np.argsort(values, axis=-1)
+    rows = np.take_along_axis(values, order, axis=-1).reshape(-1, len(weight_D))
+    weights = weight_D[order].reshape(rows.shape) / weight_D.sum()
+    share = np.cumsum(weights, axis=-1) - weights / 2.0
+    found = np.array([np.interp(at, share_D, row_D) for share_D, row_D in zip(share, rows, strict=True)])
+    return np.asarray(found.T.reshape(len(at), *values.shape[:-1]))
+
+
+def estimate_of(draws_D: Array, mean_D: Array, wide_D: Array) -> Estimate:
+    """Return the estimate from draws with weights for the mean and for the interval, which includes the mean.
+
+    Args:
+        draws_D: The draws.
+        mean_D: Weights for mean and standard deviation; need not sum to one.
+        wide_D: Weights for the interval.
+    """
+    mean = float(np.average(draws_D, weights=mean_D))
+    sd = math.sqrt(float(np.average((draws_D - mean) ** 2, weights=mean_D)))
+    low, high = quantiles(draws_D, wide_D)
+    return Estimate(mean, sd, min(float(low), mean), max(float(high), mean))
 
 
 def one_power(estimate: Estimate) -> tuple[int, tuple[float, float, float]]:

@@ -161,9 +161,7 @@ def creep_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
     return Bends(0 * one_D, CREEP_REACH * one_D, one_D, (1 + CREEP_REACH) * coefficient_D, 0 * one_D)
 
 
-LAW = CurveFamily(
-    "law", "equation 1: what most runs follow", cells_K=(36, 20), columns=law_columns, bends=law_bends
-)
+LAW = CurveFamily("law", "equation 1: what most runs follow", cells_K=(36, 20), columns=law_columns, bends=law_bends)
 LATE_START = CurveFamily(
     "late start", "the level is constant up to some compute, and follows the law from there",
     limits_K2=((0.05, 0.7),), cells_K=(14, 10, 9), columns=late_columns, bends=late_bends,

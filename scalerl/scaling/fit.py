@@ -1,7 +1,6 @@
 """Fits the law to a curve: the record of a fit, its bands at any compute, and whether its ceiling is identified.
 
-`posterior` gives the draws, `futures` adds the run that stays where it is and rare events. The methods of `Fit` turn
-them into means and bands.
+`posterior` gives the draws. The methods of `Fit` turn them into means and bands.
 
 Axes in names: N points, M amounts of compute, D draws.
 """
@@ -16,18 +15,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import Curve, as_curve, thinned
-from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
-from scalerl.scaling.futures import Futures, futures
+from scalerl.scaling.estimate import TAILS, Estimate, as_json, quantiles, summarize, weighted_mean
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import averaged_in, local_noise
 from scalerl.scaling.notebook import InNotebooks, Scale, plot
-from scalerl.scaling.posterior import Posterior, Prior, least_midpoint, posterior
+from scalerl.scaling.posterior import Posterior, posterior
+from scalerl.scaling.sampling import MIN_POINTS, Prior, least_midpoint
 from scalerl.scaling.units import range_text
 from scalerl.tables.errors import CurveError
-
-MIN_POINTS = 5
-"""Smallest number of points: one more than the parameters of the law."""
 
 MAX_POINTS = 400
 """Largest number of points; longer curves are averaged in groups."""
@@ -81,7 +77,7 @@ class Fit(InNotebooks):
     """The law fitted to one curve. `identified` and `warnings` show how far to trust it.
 
     Example: `Fit(asymptote=Estimate(0.829, 0.010, 0.812, 0.844), efficiency=Estimate(1.77, 0.06, 1.68, 1.87), ...,
-    noise_sd=0.011, departures={"law": 1.0}, last_compute=4.2e12, warnings=())`
+    noise_sd=0.011, last_compute=4.2e12, warnings=(), ...)`
     """
 
     asymptote: Estimate
@@ -102,24 +98,11 @@ class Fit(InNotebooks):
     autocorrelation: float
     """Correlation of the noise of neighboring points, in (-1, 1)."""
 
-    draws: Draws
-    """Draws of the parameters, if the run rises."""
-
     at_bound: tuple[str, ...]
     """Parameters that reached a limit of the metric or of the search."""
 
-    departures: dict[str, float]
-    """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
-
-    fast_end: float
-    """Probability, beside these families, that the climb ends exponentially and not as a power of compute. It is in the
-    intervals and not in the means; 0 if it is negligible."""
-
-    futures: Futures
-    """Draws of both futures, the law and a flat run, and the probabilities of rare events."""
-
-    curve: Curve
-    """The points that were fitted, after exclusion and averaging."""
+    posterior: Posterior
+    """Draws of what the run may do, from which all numbers are."""
 
     last_compute: float
     """Compute of the run's last point, before any averaging; "2x" means twice this."""
@@ -130,6 +113,16 @@ class Fit(InNotebooks):
     def __repr__(self) -> str:
         curve = self.curve
         return f"Fit(A = {self.asymptote:.3f}, {len(curve)} {curve.what} to {curve.text(self.last_compute)})"
+
+    @property
+    def curve(self) -> Curve:
+        """The points that were fitted, after exclusion and averaging."""
+        return self.posterior.curve
+
+    @property
+    def draws(self) -> Draws:
+        """Draws of the parameters if the run climbs, with equal weights, each of shape (D,)."""
+        return self.posterior.law_sample
 
     def plot(self, axes: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
         """Draw points, fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
@@ -163,31 +156,22 @@ class Fit(InNotebooks):
         return float(residual_N @ residual_N)
 
     def levels(self, compute: ArrayLike) -> Array:
-        """Return the level of each draw of each future at each compute, shape (M, D)."""
-        return self.futures.levels(one_axis(compute))
+        """Return the levels of the curves in the mean, drawn with equal weights, at each compute, shape (M, D)."""
+        return self.posterior.mean_sample.levels(one_axis(compute))
 
     def mean(self, compute: ArrayLike) -> Array:
         """Return the mean of the curve at each compute, shape (M,)."""
-        return self.futures.mean(one_axis(compute))
+        return self.posterior.mean(one_axis(compute))
 
-    def gain(self, compute: float) -> Array:
-        """Return draws of the gain from the last point to a compute, from the draws of `predict`'s band, shape (D,)."""
-        return self.futures.gain(compute)
-
-    def draws_high(self, compute: float) -> float:
-        """Return the upper end of the band of the curves in the mean, without improbable departures and take-offs."""
-        return float(np.quantile(self.levels(compute), TAILS[1]))
-
-    def evaluations(self, compute: ArrayLike, mean_of: int = 1) -> Array:
-        """Return draws of noisy evaluations, or of the mean of several, shape (M, D), within the metric's bounds."""
-        compute_M, futures = one_axis(compute), self.futures.for_intervals
-        return futures.with_noise(futures.possible_levels(compute_M), compute_M, mean_of)
+    def probability_of_gain(self, compute: float, gain: float) -> float:
+        """Return the probability that the level rises by more than a gain until a compute, from the band's draws."""
+        return float(self.posterior.wide_D[self.posterior.gain(compute) > gain].sum())
 
     def predict(self, compute: ArrayLike, *, noise: bool = False, mean_of: int = 1) -> Band:
         """Return the mean and 90% band of the curve, or of noisy evaluations, at any compute.
 
-        Beyond the last point, the band includes improbable departures from the law and take-offs, which mean and
-        standard deviation do not include. It does not include a later fall (`Futures.fall`).
+        The band includes improbable departures from the law and climbs that have not begun, which mean and standard
+        deviation do not include. It does not include a later fall (`Posterior.later_fall`).
 
         Args:
             compute: Amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
@@ -206,32 +190,27 @@ class Fit(InNotebooks):
 
     def _band(self, compute_M: Array, noise: bool, mean_of: int) -> Band:
         """Return `predict` of a few amounts of compute, whose draws are in memory together."""
-        if noise:
-            levels_MD = wide_MD = self.evaluations(compute_M, mean_of)
-        else:
-            levels_MD, wide_MD = self.levels(compute_M), self.futures.for_intervals.possible_levels(compute_M)
-        mean_M, (low_M, high_M) = self.mean(compute_M), np.quantile(wide_MD, TAILS, axis=1)
-        if self.fast_end:  # a likely fast end is in the interval and not in the mean, which the interval includes
-            low_M, high_M = np.minimum(low_M, mean_M), np.maximum(high_M, mean_M)
-        return Band(compute_M, mean_M, low_M, high_M, levels_MD.std(axis=1))
+        drawn, mean_M = self.posterior, self.mean(compute_M)
+        levels_MD = drawn.evaluations(compute_M, mean_of) if noise else drawn.levels(compute_M)
+        low_M, high_M = quantiles(levels_MD, drawn.wide_D)
+        around_MD = levels_MD - weighted_mean(levels_MD, drawn.mean_D)[:, None]
+        # what is likely and not in the mean may lie on one side of it
+        return Band(
+            compute_M, mean_M, np.minimum(low_M, mean_M), np.maximum(high_M, mean_M),
+            np.sqrt(weighted_mean(around_MD**2, drawn.mean_D)),
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values, without the draws."""
         names = (
             *("asymptote", "efficiency", "midpoint", "initial", "identified", "reason", "noise_sd"),
-            *(
-                "autocorrelation",
-                "residual_sum_of_squares",
-                "warnings",
-                "at_bound",
-                "departures",
-                "fast_end",
-                "last_compute",
-            ),
+            *("autocorrelation", "residual_sum_of_squares", "warnings", "at_bound", "last_compute"),
         )
         return {
             **{name: as_json(getattr(self, name)) for name in names},
-            "futures": self.futures.to_dict(),
+            "departures": self.posterior.departures,
+            "fast_end": self.posterior.fast_end,
+            "futures": self.posterior.to_dict(),
             "axis": self.curve.axis,
             "label": self.curve.label,
             "points": len(self.curve),
@@ -280,7 +259,7 @@ def fit(
     prior = prior or Prior()
     points = usable_points(curve, exclude_below)
     window = thinned(points, MAX_POINTS)
-    return solved(points, window, posterior(window, r0, prior), prior, r0)
+    return solved(points, posterior(window, r0, prior, averaged_in(points, len(window))), prior)
 
 
 def checked_r0(r0: float, curve: Curve) -> float:
@@ -291,52 +270,34 @@ def checked_r0(r0: float, curve: Curve) -> float:
     return float(r0)
 
 
-def solved(points: Curve, window: Curve, solution: Posterior, prior: Prior, r0: float | None = None) -> Fit:
+def solved(points: Curve, solution: Posterior, prior: Prior) -> Fit:
     """Return the fit of a curve from its posterior.
 
     Args:
         points: The points after exclusion.
-        window: The same, averaged if they are many.
-        solution: Posterior of the window.
+        solution: Posterior of the same, averaged if they are many.
         prior: Its prior.
-        r0: Value at which R0 is fixed, or None.
     """
-    averaged = averaged_in(points, len(window))
-
-    def law_of(num_points: int, num_draws: int) -> Posterior | None:
-        return posterior(window.first(num_points), r0, prior, num_draws) if num_points >= MIN_POINTS else None
-
-    draws, at_bound = solution.draws, limits_reached(solution.draws, window, prior)
-    symptoms = (*shape_symptoms(window), *departure_symptoms(window, draws, solution.probability))
+    window, draws = solution.curve, solution.law_sample
+    at_bound = limits_reached(draws, window, prior)
+    symptoms = (*shape_symptoms(window), *departure_symptoms(solution))
     if np.ptp(window.metric) == 0:
         level = f"every metric value is {window.metric[0]:g}: there is no climb yet. Train longer, or check the metric"
         window = replace(window, notes=(*window.notes, level))
+        solution = replace(solution, curve=window)
     bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in at_bound)
     return Fit(
-        asymptote=ceiling(solution),
+        asymptote=solution.ceiling(),
         efficiency=summarize(draws.efficiency),
         midpoint=summarize(draws.midpoint),
         initial=summarize(draws.initial),
-        noise_sd=float(np.hypot(np.median(draws.noise_sd), averaged.within_sd)),
+        noise_sd=float(np.hypot(np.median(draws.noise_sd), solution.averaged.within_sd)),
         autocorrelation=float(draws.autocorrelation.mean()),
-        draws=draws,
         at_bound=at_bound,
-        departures=solution.probability,
-        fast_end=solution.fast_end,
-        futures=futures(window, solution, averaged, law_of),
-        curve=window,
+        posterior=solution,
         last_compute=points.last_compute,
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
     )
-
-
-def ceiling(solution: Posterior) -> Estimate:
-    """Return the estimate of A; its interval includes the ceilings of a climb that ends exponentially."""
-    law = summarize(solution.draws.asymptote)
-    if solution.ceilings is None:
-        return law
-    wide = summarize(solution.ceilings)
-    return Estimate(law.mean, wide.sd, min(wide.low, law.mean), max(wide.high, law.mean))
 
 
 def limits_reached(draws: Draws, curve: Curve, prior: Prior) -> tuple[str, ...]:
@@ -363,21 +324,21 @@ def usable_points(curve: Curve, exclude_below: float) -> Curve:
 
 def unidentified(fit_result: Fit) -> str | None:
     """Return the reason why the ceiling is not identified, or None if it is."""
-    curve, futures, sd = fit_result.curve, fit_result.futures, fit_result.asymptote.sd
+    curve, drawn, sd = fit_result.curve, fit_result.posterior, fit_result.asymptote.sd
     width = float(np.ptp(curve.bounds))
-    if decline(curve) is not None or futures.fallen:
+    if decline(curve) is not None or drawn.fallen:
         return "the curve falls at the end, which the law cannot describe"
     if sd >= IDENTIFIED_SD * width:
         return f"its standard deviation is {sd:.2g}; it counts as identified below {IDENTIFIED_SD * width:.2g}"
     if "efficiency" in fit_result.at_bound:
         return "the steepness B is at the limit of its range, and the ceiling depends on B"
-    unlawful = sum(fit_result.departures.get(name, 0.0) for name in ("second rise", "creep"))
+    unlawful = sum(drawn.departures.get(name, 0.0) for name in ("second rise", "creep"))
     if unlawful > UNLAWFUL:
         return f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"
-    if futures.stay_probability > UNLAWFUL:
-        return f"with probability {futures.stay_probability:.2f} the run stays where it is and follows no law"
-    if fit_result.fast_end > UNLAWFUL:
-        return f"with probability {fit_result.fast_end:.2f} the climb ends faster than the law, at a lower ceiling"
+    if drawn.stay_probability > UNLAWFUL:
+        return f"with probability {drawn.stay_probability:.2f} the run stays where it is and follows no law"
+    if drawn.fast_end > UNLAWFUL:
+        return f"with probability {drawn.fast_end:.2f} the climb ends faster than the law, at a lower ceiling"
     levels_N = fit_result.draws.levels(curve.compute[-LAST_POINTS:]).mean(axis=1)
     apart = float((curve.metric[-LAST_POINTS:] - levels_N).mean())
     if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * width):

@@ -15,7 +15,8 @@ import numpy as np
 
 from scalerl.scaling.baselines import BASELINES
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, short, summarize
+from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, estimate_of, quantiles, short
+from scalerl.scaling.families import LEVEL
 from scalerl.scaling.fit import CEILING, Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
@@ -115,7 +116,7 @@ class Forecast(InNotebooks):
         lines.append(f"95% of the climb is complete at {self.done.text(curve.axis)}")
         if self.target is not None:
             lines.append(f"the target is reached at {self.target.text(curve.axis)}")
-        lines += [*self.notes(), *self.fit.futures.sentences()]
+        lines += [*self.notes(), *self.fit.posterior.sentences()]
         if not self.fit.identified:
             lines.append(f"{CEILING} is NOT identified: {self.fit.reason}")
         return "\n".join(lines)
@@ -127,7 +128,7 @@ class Forecast(InNotebooks):
         if "asymptote" in fit.at_bound or self.now.mean > high - AT_BOUND * (high - low):
             notes.append(f"the curve runs into the metric's bound of {high:g}, beyond which nothing can be gained")
         below = [level for level in self.at if level.compute > fit.last_compute and level.mean < self.now.mean - 5e-4]
-        if below and not fit.futures.fallen:
+        if below and not fit.posterior.fallen:
             notes.append(
                 f"the forecast at {fit.curve.text(below[0].compute)} is below the present level: the last evaluations "
                 "are above the curve, and such noise does not last"
@@ -159,9 +160,8 @@ def upper_part(fit: Fit, compute_M: Sequence[float]) -> str:
     """Return what the upper part of the band means, if it is above that of the curves in the mean; else nothing."""
     low, high = fit.curve.bounds
     band = fit.predict(compute_M)
-    above = [most - fit.draws_high(compute) for most, compute in zip(band.high, compute_M, strict=True)]
-    wide = max(above, default=0.0) > UPPER_PART * (high - low)
-    return UPPER_TEXT if wide else ""
+    in_mean_M = quantiles(fit.posterior.levels(np.asarray(compute_M)), fit.posterior.mean_D, TAILS[1:])[0]
+    return UPPER_TEXT if (band.high - in_mean_M).max(initial=0.0) > UPPER_PART * (high - low) else ""
 
 
 UPPER_TEXT = (
@@ -200,15 +200,17 @@ def forecast(
     compute_M = np.array([amount(item, fit) for item in items], dtype=np.float64)
     last = fit.last_compute
     estimates = tuple(estimate_at(fit, float(compute)) for compute in compute_M)
-    levels_D = fit.draws.levels(np.array([last]))[0]
+    drawn = fit.posterior
+    climbs_D = ~drawn.of(LEVEL.name)
+    to_come_D = np.clip(drawn.draws.asymptote, *fit.curve.bounds) - drawn.levels(np.array([last]))[0]
     return Forecast(
         fit=fit,
         at=estimates,
         evaluations=tuple(estimate_at(fit, float(compute), noise=True, mean_of=mean_of) for compute in compute_M),
         now=estimate_at(fit, last),
-        gain_to_come=summarize(fit.draws.asymptote - levels_D),
-        done=reach(fit.draws.compute_done()),
-        target=None if target is None else reach(compute_for(fit, target)),
+        gain_to_come=estimate_of(to_come_D, drawn.mean_D, drawn.wide_D),
+        done=reach(drawn.draws.compute_done(), drawn.mean_D * climbs_D, drawn.wide_D * climbs_D),
+        target=None if target is None else reach(compute_for(fit, target), drawn.mean_D, drawn.wide_D),
         baselines={name: tuple(float(v) for v in make(fit.curve)(compute_M)) for name, make in BASELINES.items()},
         mean_of=mean_of,
     )
@@ -260,10 +262,9 @@ def gain_at(fit: Fit, compute: float) -> Estimate:
     Mean and interval are those of the forecasts at both, so that the level now plus the gain is the level then.
     """
     now, then = fit.mean([fit.last_compute, compute])
-    draws_D = fit.gain(compute)
-    low, high = np.quantile(draws_D, TAILS)
-    mean = float(then - now)
-    return Estimate(mean, float(draws_D.std()), min(float(low), mean), max(float(high), mean))
+    drawn, mean = fit.posterior, float(then - now)
+    estimate = estimate_of(drawn.gain(compute), drawn.mean_D, drawn.wide_D)
+    return Estimate(mean, estimate.sd, min(estimate.low, mean), max(estimate.high, mean))
 
 
 def compute_for(fit: Fit, target: float) -> Array:
@@ -271,11 +272,25 @@ def compute_for(fit: Fit, target: float) -> Array:
     low, high = fit.curve.bounds
     if not low <= target <= high:
         raise CurveError(f"target must lie within the metric's bounds [{low:g}, {high:g}]; got {target:g}")
-    return fit.draws.compute_for(np.full(len(fit.draws), float(target)))
+    return fit.posterior.compute_for(target)
 
 
-def reach(compute_D: Array) -> Reach:
-    """Return the interval of an amount of compute that may be infinite."""
-    # quantiles without interpolation, because there is none between a number and infinity
-    low, median, high = np.quantile(compute_D, (TAILS[0], 0.5, TAILS[1]), method="higher")
-    return Reach(float(low), float(median), float(high), float(np.isfinite(compute_D).mean()))
+def reach(compute_D: Array, mean_D: Array | None = None, wide_D: Array | None = None) -> Reach:
+    """Return the interval of an amount of compute that may be infinite.
+
+    Args:
+        compute_D: The compute of each draw.
+        mean_D: Weights for median and probability; None: equal ones.
+        wide_D: Weights for the interval; None: those for the median.
+    """
+    order_D, mean_D = np.argsort(compute_D, kind="stable"), np.ones(len(compute_D)) if mean_D is None else mean_D
+    sorted_D, wide_D = compute_D[order_D], mean_D if wide_D is None else wide_D
+
+    def at(weight_D: Array, share: float) -> float:
+        """Return a quantile without interpolation, because there is none between a number and infinity."""
+        cumulative_D = np.cumsum(weight_D[order_D])
+        return float(sorted_D[min(np.searchsorted(cumulative_D, share * cumulative_D[-1]), len(sorted_D) - 1)])
+
+    median, ever = at(mean_D, 0.5), np.average(np.isfinite(compute_D), weights=mean_D)
+    low, high = at(wide_D, TAILS[0]), at(wide_D, TAILS[1])
+    return Reach(min(low, median), median, max(high, median), float(ever))

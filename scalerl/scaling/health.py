@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.law import Array, Draws
+from scalerl.scaling.falls import rolling_mean
+from scalerl.scaling.families import CREEP, CREEP_REACH, LATE_START, SECOND_RISE
+from scalerl.scaling.law import Draws
 from scalerl.scaling.noise import local_noise
-from scalerl.scaling.posterior import Prior, posterior
+from scalerl.scaling.posterior import Posterior, posterior
 
 ENOUGH_POINTS = 10
 """Number of points below which intervals depend more on the prior than on the data."""
@@ -27,6 +29,9 @@ STEEPER = 0.05
 EARLY_SHARE = 0.9
 """Share of the climb at the first point above which the climb counts as before the first evaluation."""
 
+
+LIKELY = 0.1
+"""Probability above which a departure is a symptom."""
 
 FIRST_SPACINGS = 3.0
 """Largest compute of the first point, in multiples of the distance of the points, that counts as the start of a run."""
@@ -53,8 +58,7 @@ def health(curve: Curve) -> tuple[Symptom, ...]:
     """Return all symptoms of a curve. The curve is fitted to find late starts and second rises."""
     if len(curve) < 5:
         return shape_symptoms(curve)
-    solution = posterior(curve, None, Prior())
-    return (*shape_symptoms(curve), *departure_symptoms(curve, solution.draws, solution.probability))
+    return (*shape_symptoms(curve), *departure_symptoms(posterior(curve)))
 
 
 def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
@@ -63,15 +67,18 @@ def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
     return tuple(symptom for symptom in symptoms if symptom is not None)
 
 
-def departure_symptoms(curve: Curve, draws: Draws, probability: dict[str, float]) -> tuple[Symptom, ...]:
+def departure_symptoms(solution: Posterior) -> tuple[Symptom, ...]:
     """Return the symptoms that need a fit: departures from the law with a probability above 0.1."""
-    likely = {name: p for name, p in probability.items() if name != "law" and p > 0.1}
-    return tuple(DEPARTURE_SYMPTOMS[name](curve, draws, p) for name, p in likely.items())
+    return tuple(
+        DEPARTURE_SYMPTOMS[name](solution.curve, solution.draws.select(solution.of(name)), probability)
+        for name, probability in solution.departures.items()
+        if name in DEPARTURE_SYMPTOMS and probability > LIKELY
+    )
 
 
 def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
     """Describe a level that was constant for the first part of the run."""
-    delay = float(np.median(draws.delay[draws.delay > 0]))
+    delay = float(np.median(draws.delay))
     message = (
         f"with probability {probability:.2f} the climb starts only at {curve.text(delay)} and follows the law "
         f"from there; the forecast includes this"
@@ -81,9 +88,8 @@ def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
 
 def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
     """Describe a second sigmoid that has begun, or a climb that ends more slowly than the law."""
-    rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
-    midpoint = float(np.median(draws.second_midpoint[rising]))
-    if not rises_again(curve, draws.select(rising)):
+    midpoint = float(np.median(draws.second_midpoint))
+    if not rises_again(curve, draws):
         message = (
             f"with probability {probability:.2f} the climb ends more slowly than the law predicts, from about "
             f"{curve.text(midpoint)} on; C_mid and B describe its first part, and the ceiling is less certain"
@@ -108,33 +114,20 @@ def rises_again(curve: Curve, draws: Draws) -> bool:
 
 def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
     """Describe a level that drifts up after the climb."""
-    creeping = draws.second_midpoint > 10 * curve.last_compute
-    slope = float(np.median((draws.second_gain / draws.second_midpoint)[creeping]))
-    rise = slope * curve.last_compute
+    rise = float(np.median(draws.second_gain) / (1.0 + CREEP_REACH))
     message = (
-        f"with probability {probability:.2f} the level creeps up, by {rise:.3f} for each further "
-        f"{curve.text(curve.last_compute)}; there is no ceiling"
+        f"with probability {probability:.2f} the level creeps up, by {rise:.3f} so far; the points do not show where "
+        "this ends"
     )
-    return Symptom("creep", message, {"probability": probability, "rise_per_run": rise})
+    return Symptom("creep", message, {"probability": probability, "rise_so_far": rise})
 
 
 DEPARTURE_SYMPTOMS: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
-    "late start": late_start,
-    "second rise": second_rise,
-    "creep": creep,
+    LATE_START.name: late_start,
+    SECOND_RISE.name: second_rise,
+    CREEP.name: creep,
 }
-"""The symptom of each departure from the law, by its name in `curve_families`."""
-
-
-def rolling_mean(metric_N: Array, width: int = 3) -> Array:
-    """Return the means of neighboring values, shape (N - width + 1,)."""
-    return np.asarray(np.convolve(metric_N, np.full(width, 1 / width), mode="valid"))
-
-
-def fallen_by(curve: Curve) -> float:
-    """Return the best mean of three neighboring points minus the mean of the last three; 0 for fewer points."""
-    smooth = rolling_mean(curve.metric) if len(curve) >= 3 else curve.metric[-1:]
-    return float(smooth.max() - smooth[-1])
+"""The symptom of each departure from the law."""
 
 
 def too_few_points(curve: Curve) -> Symptom | None:

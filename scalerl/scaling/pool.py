@@ -28,7 +28,7 @@ from scalerl.scaling.estimate import TAILS
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, climb
-from scalerl.scaling.posterior import Prior
+from scalerl.scaling.sampling import Prior
 from scalerl.scaling.settings import Design, Setting, check_settings, distinct
 from scalerl.tables.errors import CurveError
 
@@ -452,7 +452,7 @@ def pool(runs: Sequence[Curve | Fit], settings: Sequence[Setting], published: bo
     check_alike([f.curve for f in fits])
     if len(fits) != len(settings):
         raise CurveError(f"every run needs its settings; got {len(fits)} runs and {len(settings)} settings")
-    lost = [f.futures.stay_probability > 0.5 for f in fits]
+    lost = [f.posterior.stay_probability > 0.5 for f in fits]
     if any(lost):
         notes.append(f"{sum(lost)} of {len(fits)} runs are flat or have fallen and were left out")
         settings = [setting for setting, out in zip(settings, lost, strict=True) if not out]

@@ -114,10 +114,11 @@ def mean_gain(fits: Sequence[Fit], factor: float) -> Estimate:
     """Return the mean gain of several runs, each at a multiple of its own compute."""
     rng = np.random.default_rng(0)
     # shuffled, so that the draws of different runs are independent
-    gain_D = np.mean([rng.permutation(f.gain(factor * f.last_compute)) for f in fits], axis=0)
-    mean = float(np.mean([gain_at(f, factor * f.last_compute).mean for f in fits]))
-    low, high = np.quantile(gain_D, TAILS)
-    return Estimate(mean, float(gain_D.std()), min(float(low), mean), max(float(high), mean))
+    wide_D = np.mean([rng.permutation(f.posterior.wide_sample.gain(factor * f.last_compute)) for f in fits], axis=0)
+    gains = [gain_at(f, factor * f.last_compute) for f in fits]
+    mean, sd = float(np.mean([gain.mean for gain in gains])), math.hypot(*(gain.sd for gain in gains)) / len(gains)
+    low, high = np.quantile(wide_D, TAILS)
+    return Estimate(mean, sd, min(float(low), mean), max(float(high), mean))
 
 
 def with_hours_of(curves: Sequence[Curve]) -> Curve:

@@ -22,6 +22,9 @@ from scalerl.scaling.level import log_scale
 from scalerl.scaling.noise import least_noise, relative_noise
 from scalerl.tables.errors import CurveError
 
+MIN_POINTS = 5
+"""Smallest number of points: one more than the parameters of the law."""
+
 DEPARTURE_PHI = slice(0, None, 2)
 """Values of phi for departures, and for the comparison of the law with them."""
 

@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from scalerl.scaling.fit import CEILING, MIN_POINTS, Fit, fit
-from scalerl.scaling.health import decline, fallen_by
+from scalerl.scaling.falls import fallen_by
+from scalerl.scaling.fit import CEILING, Fit, fit
+from scalerl.scaling.health import decline
+from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import CurveError
 
 FORMS = "'gain at 2x below 0.02', 'gain at 2x below 0.02 with probability 0.9', 'ceiling identified', 'falling'"
@@ -79,19 +81,15 @@ def stop_rule(text: str) -> StopRule:
 def gains_little(rule: StopRule, fit: Fit) -> Judgment:
     """Judge the share of the draws with a larger gain, now and one evaluation earlier: a run is judged many times."""
     needed = f"needed {1.0 - rule.probability:.2f}"
-    now = share_above(rule, fit)
+    now = fit.probability_of_gain(rule.factor * fit.last_compute, rule.gain)
     text = f"share of draws above {rule.gain:g} is {now:.2f}, {needed}"
     if now >= 1.0 - rule.probability:
         return Judgment(False, text)
     if len(fit.curve) <= MIN_POINTS:
         return Judgment(False, f"{text} at two evaluations")
-    before = share_above(rule, earlier(fit))
+    previous = earlier(fit)
+    before = previous.probability_of_gain(rule.factor * previous.last_compute, rule.gain)
     return Judgment(before < 1.0 - rule.probability, f"{text}; one evaluation before it was {before:.2f}")
-
-
-def share_above(rule: StopRule, fit: Fit) -> float:
-    """Return the share of the draws whose gain is above that of a rule."""
-    return float((fit.gain(rule.factor * fit.last_compute) > rule.gain).mean())
 
 
 def earlier(fit_result: Fit) -> Fit:

@@ -17,7 +17,7 @@ Axes in names: S runs, D draws, H draws of mu and tau, K parameters, W walkers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,19 +25,18 @@ import numpy as np
 from scalerl.scaling.comparison import check_alike
 from scalerl.scaling.curve import Curve, as_curve, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
+from scalerl.scaling.families import DEPARTURES, FAST_END, LAW
 from scalerl.scaling.fit import MAX_POINTS, Fit, solved, usable_points
-from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array, Draws
+from scalerl.scaling.noise import averaged_in
 from scalerl.scaling.pool import CENTER_SD, EDGE, logit
-from scalerl.scaling.posterior import Posterior, Prior, posterior
+from scalerl.scaling.posterior import Posterior, posterior
+from scalerl.scaling.sampling import Prior
 from scalerl.scaling.units import range_text
 from scalerl.tables.errors import CurveError
 
 MANY_DRAWS = 8000
 """Draws of each single fit: a run that says little alone keeps only the few that agree with the others."""
-
-KEPT_DRAWS = 2000
-"""Draws of each run in the result, as of a single fit."""
 
 LIKELIHOOD_DRAWS = 500
 """Draws that represent the likelihood of a run while mu and tau are drawn."""
@@ -72,10 +71,8 @@ class Alone(NamedTuple):
 
     points: Curve
     """All points after exclusion."""
-    window: Curve
-    """The points that are fitted."""
     solution: Posterior
-    """Posterior of the run alone."""
+    """Posterior of the run alone; its curve has the points that are fitted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +136,7 @@ def fit_together(runs: Sequence[Any], *, exclude_below: float = 0.0) -> Together
     check_alike(curves)
     alone = [run_alone(curve, exclude_below, f"run {number}") for number, curve in enumerate(curves, 1)]
     mean_HK, scatter_HK = shared(alone)
-    fits = tuple(solved(run.points, run.window, shrunk(run, mean_HK, scatter_HK), Prior()) for run in alone)
+    fits = tuple(solved(run.points, shrunk(run.solution, mean_HK, scatter_HK), Prior()) for run in alone)
     low, high = curves[0].bounds
     middle_HK = np.stack([low + (high - low) / (1 + np.exp(-mean_HK[:, 0])), *np.exp(mean_HK[:, 1:]).T], axis=1)
     estimates = dict(zip(SHARED, map(central, middle_HK.T), strict=True))
@@ -154,7 +151,7 @@ def run_alone(curve: Curve, exclude_below: float, name: str) -> Alone:
     except CurveError as error:
         raise CurveError(f"{name}: {error}") from error
     window = thinned(points, MAX_POINTS)
-    return Alone(points, window, posterior(window, None, Prior(), MANY_DRAWS))
+    return Alone(points, posterior(window, averaged=averaged_in(points, len(window)), num_draws=MANY_DRAWS))
 
 
 def central(draws_H: Array) -> Estimate:
@@ -183,9 +180,9 @@ def shared(alone: Sequence[Alone]) -> tuple[Array, Array]:
     """Return draws of mu and tau given all runs, each of shape (H, K)."""
     theta_SDK, weight_SD, kernel_SK = [], [], []
     for run in alone:
-        draws = run.solution.draws.evenly(LIKELIHOOD_DRAWS)
-        theta_DK = parameters(draws, run.window)
-        log_weight_D = -log_single_prior(theta_DK, run.window.last_compute)
+        draws, curve = run.solution.law_sample.evenly(LIKELIHOOD_DRAWS), run.solution.curve
+        theta_DK = parameters(draws, curve)
+        log_weight_D = -log_single_prior(theta_DK, curve.last_compute)
         weight_D = np.exp(log_weight_D - log_weight_D.max())
         # without large weights, which would make the result depend on a few draws (Ionides 2008)
         weight_D = np.minimum(weight_D, weight_D.mean() * np.sqrt(len(weight_D)))
@@ -193,7 +190,7 @@ def shared(alone: Sequence[Alone]) -> tuple[Array, Array]:
         weight_SD.append(weight_D / weight_D.sum())
         kernel_SK.append(SMOOTHING * theta_DK.std(axis=0) + 1e-6)
     points_SDK, weights_SD, variance_SK = np.stack(theta_SDK), np.stack(weight_SD), np.stack(kernel_SK) ** 2
-    center_K = np.array([0.0, float(np.mean([np.log(run.window.last_compute) for run in alone])), np.log(1.7)])
+    center_K = np.array([0.0, float(np.mean([np.log(run.solution.last) for run in alone])), np.log(1.7)])
 
     def log_density(state_WX: Array) -> Array:
         mean_WK, log_tau_WK = state_WX[:, :3], state_WX[:, 3:]
@@ -233,29 +230,25 @@ def walk(log_density: Any, state_WX: Array, rng: np.random.Generator) -> Array:
     return np.concatenate(states)
 
 
-def shrunk(run: Alone, mean_HK: Array, scatter_HK: Array) -> Posterior:
-    """Return the posterior of a run conditional on all runs: its draws, picked by their weight."""
-    posterior = run.solution
-    draws = selected_draws(posterior.draws, run.window, mean_HK, scatter_HK)
-    doubtful = (
-        draws
-        if posterior.doubtful is posterior.draws
-        else selected_draws(posterior.doubtful, run.window, mean_HK, scatter_HK)
-    )
-    return posterior._replace(
-        draws=draws, doubtful=doubtful, ceilings=None, level=(posterior.level[0].evenly(KEPT_DRAWS), posterior.level[1])
-    )
+def shrunk(alone: Posterior, mean_HK: Array, scatter_HK: Array) -> Posterior:
+    """Return the posterior of a run conditional on all runs: its draws with other weights.
 
+    The probability that it stays where it is, and that of a climb that has not begun, remain as they are.
+    """
+    shared_D = np.any([alone.of(family.name) for family in (LAW, *DEPARTURES, FAST_END)], axis=0)
+    theta_DK = parameters(alone.draws.select(shared_D), alone.curve)
+    log_prior_D = log_single_prior(theta_DK, alone.last)
 
-def selected_draws(draws: Draws, curve: Curve, mean_HK: Array, scatter_HK: Array) -> Draws:
-    """Return `KEPT_DRAWS` of the draws of a run alone, in proportion to their weight given all runs."""
-    theta_DK = parameters(draws, curve)
-    variance_HK = scatter_HK**2 + (SMOOTHING * theta_DK.std(axis=0)) ** 2
-    apart_HDK = theta_DK - mean_HK[:, None]
-    log_HD = -0.5 * np.einsum("hdk,hk->hd", apart_HDK**2, 1 / variance_HK) - log_single_prior(
-        theta_DK, curve.last_compute
-    )
-    of_each_HD = np.exp(log_HD - log_HD.max(axis=1, keepdims=True))
-    weight_D = (of_each_HD / of_each_HD.sum(axis=1, keepdims=True)).mean(axis=0)
-    order_D = np.argsort(theta_DK[:, 1], kind="stable")
-    return draws.select(np.sort(order_D[systematic(weight_D[order_D], KEPT_DRAWS)]))
+    def given_all(weight_D: Array) -> Array:
+        """Return weights of all draws, in which those of the curves that runs share are given all runs."""
+        own_D = weight_D[shared_D]
+        mean_K = np.average(theta_DK, axis=0, weights=own_D)
+        variance_HK = scatter_HK**2 + SMOOTHING**2 * np.average((theta_DK - mean_K) ** 2, axis=0, weights=own_D)
+        apart_HDK = theta_DK - mean_HK[:, None]
+        log_HD = -0.5 * np.einsum("hdk,hk->hd", apart_HDK**2, 1 / variance_HK) - log_prior_D
+        of_each_HD = own_D * np.exp(log_HD - log_HD.max(axis=1, keepdims=True))
+        result_D = weight_D.copy()
+        result_D[shared_D] = own_D.sum() * (of_each_HD / of_each_HD.sum(axis=1, keepdims=True)).mean(axis=0)
+        return result_D
+
+    return replace(alone, mean_D=given_all(alone.mean_D), wide_D=given_all(alone.wide_D))

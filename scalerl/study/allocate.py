@@ -156,7 +156,7 @@ def usable_fits(runs: list[Curve | Fit]) -> tuple[list[Fit], str, bool]:
             continue
         if np.ptp(fit_result.curve.metric) == 0:
             short = f"every metric value is {fit_result.curve.metric[0]:g}"
-        elif fit_result.futures.fallen and fit_result.futures.stay_probability > 0.5:
+        elif fit_result.posterior.fallen and fit_result.posterior.stay_probability > 0.5:
             fallen += 1
         else:
             fits.append(fit_result)

@@ -22,7 +22,7 @@ from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
 from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.run_files import ARM_NAME, RunKey
-from scalerl.scaling.fit import MIN_POINTS
+from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.scaling.settings import check_settings, setting_of
 
 Changes = dict[str, Any]

@@ -15,7 +15,7 @@ from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Estimate, F
 from scalerl.scaling.comparison import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
-from scalerl.scaling.posterior import held_at
+from scalerl.scaling.sampling import held_at
 from scalerl.view.outlook import Outlook, Source, side_names, source_outlook
 
 FRACTIONS = (0.3, 0.5, 0.7)

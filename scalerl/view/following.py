@@ -17,7 +17,7 @@ from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
 from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
 from scalerl.scaling import Curve, CurveError
-from scalerl.scaling.fit import MIN_POINTS
+from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import Away, TooEarly
 from scalerl.tables.forms import wandb_path
 from scalerl.view.outlook import LogChoices, Outlook, Source, choices_made, names_of, read_sources, source_outlook

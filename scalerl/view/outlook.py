@@ -62,7 +62,7 @@ class Outlook:
     def explanation(self) -> list[str]:
         """Return what stands behind the advice, as lines for a terminal: `scalerl fit --explain`."""
         fit, advice = self.fit, self.advice
-        probability, recent = float((fit.gain(advice.budget) > advice.limit).mean()), trend(fit.curve)
+        probability, recent = fit.probability_of_gain(advice.budget, advice.limit), trend(fit.curve)
         likely = f"probability {probability:.2f} of a gain above {advice.limit:g}"
         if advice.counted is not None and advice.limit == MIN_GAIN * float(np.ptp(fit.curve.bounds)):
             likely += f"; of public cases with about this probability {share_that_gained(probability):.0%} gained more"
@@ -74,7 +74,7 @@ class Outlook:
             f"ceiling   {'' if fit.identified else 'NOT '}identified: {fit.reason}",
             f"naive     at {HORIZON[0]}: {naive}",
             *([f"price     {point}, a hundredth of the metric's range"] if point else []),
-            *(f"future    {sentence}" for sentence in fit.futures.sentences()),
+            *(f"future    {sentence}" for sentence in fit.posterior.sentences()),
         ]
 
 

@@ -302,7 +302,10 @@ def _fallen(arm: ArmResult) -> str:
 def _departed(arm: ArmResult) -> str:
     """Note on an arm whose runs depart from the law: its estimated ceiling tends to be too high."""
     departed = [
-        kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > LIKELY_DEPARTURE
+        kind
+        for fit in arm.fits
+        for kind, p in fit.posterior.departures.items()
+        if kind != "law" and p > LIKELY_DEPARTURE
     ]
     if not departed:
         return ""

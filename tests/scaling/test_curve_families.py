@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scalerl.scaling.curve_families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
 from simulated_runs import run
 
 from scalerl.scaling import Curve, Prior, fit, sigmoid
-from scalerl.scaling.curve_families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
 from scalerl.scaling.law import plain_draws
 from scalerl.scaling.posterior import explore, standardized, suspicion
 

@@ -2,10 +2,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from simulated_runs import fallen, run
-
-from scalerl.scaling import Curve, fit, forecast, sigmoid
-from scalerl.scaling import futures as futures_of
 from scalerl.scaling.futures import (
     EVEN_NOISE,
     LATER_FALL,
@@ -15,6 +11,10 @@ from scalerl.scaling.futures import (
     points_before_fall,
     prior_odds,
 )
+from simulated_runs import fallen, run
+
+from scalerl.scaling import Curve, fit, forecast, sigmoid
+from scalerl.scaling import futures as futures_of
 from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Prior, posterior
 

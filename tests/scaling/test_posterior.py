@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scalerl.scaling.curve_families import LAW
 from simulated_runs import TRUTH, run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
-from scalerl.scaling.curve_families import LAW
 from scalerl.scaling.posterior import explore, posterior, sample, standardized
 
 
