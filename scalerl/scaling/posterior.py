@@ -62,6 +62,9 @@ Below it, they would harm the forecasts of runs that follow the law more than im
 NEGLIGIBLE = 0.05
 """Weight below which a level, or all departures and a fast end together, are left out."""
 
+UNSEEN = 0.005
+"""Weight of a family in intervals below which it moves no end of them, and is left out."""
+
 STAYS_AFTER_FALL = 0.77
 """Prior probability that a run stays where it is after a fall, from `counts.STAYED_DOWN`, and its probability in
 intervals. It is also the largest prior probability for other runs."""
@@ -417,19 +420,22 @@ def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
         tried += DEPARTURES
     if fast_suspicion(problem, cells) >= SUSPICIOUS[FAST_END.name]:
         tried.append(FAST_END)
-    log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
+    log_masses = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
     families, of_families = [LAW, *tried], [draws]
     for family in tried:
         its_cells = explore(problem, family)
         its_draws, obeying = sample(problem, family, its_cells, FAMILY_DRAWS)
         of_families.append(its_draws)
-        log_mass.append(log_share(its_cells.log_mass(), obeying, prior.departure))
-    wide = shares(np.array(log_mass) + np.log([family.wide for family in families]))
+        log_masses.append(log_share(its_cells.log_mass(), obeying, prior.departure))
+    log_mass, log_factor = np.array(log_masses), np.log([family.wide for family in families])
+    wide = shares(log_mass + log_factor)
     if wide[0] > 1 - NEGLIGIBLE:
         return only_law
+    log_mass[1:][wide[1:] < UNSEEN] = -np.inf
+    wide = shares(log_mass + log_factor)
     in_mean = np.array([family is not FAST_END for family in families])
     mean = shares(np.where(in_mean, log_mass, -np.inf))
-    fast_end = float(shares(np.array(log_mass)) @ ~in_mean)
+    fast_end = float(shares(log_mass) @ ~in_mean)
     departures = {family.name: float(share) for family, share in zip(families, mean, strict=True) if share > 0}
     if mean[0] > 1 - ADMITTED:
         mean, departures = np.eye(len(families))[0], {LAW.name: 1.0}
@@ -467,7 +473,8 @@ def with_climbs_not_begun(of_points: Posterior) -> Posterior:
     """
     # a run that did not take off in one doubling of compute may do so in the next
     begins_D = 1.0 - (1.0 - take_off_rate(of_points)) ** NOT_BEGUN_DOUBLINGS
-    if not (of_points.wide_D * begins_D).sum() > 0:
+    weight = float(of_points.wide_D @ begins_D)
+    if weight < UNSEEN:
         return of_points
     index_D, rng = systematic(of_points.wide_D * begins_D, FAMILY_DRAWS), np.random.default_rng(2)
     # evenly spaced numbers in random order, with less random error than independent ones
@@ -480,7 +487,6 @@ def with_climbs_not_begun(of_points: Posterior) -> Posterior:
         base, second_midpoint=midpoint_D, second_efficiency=np.full(FAMILY_DRAWS, NOT_BEGUN_STEEPNESS),
         second_gain=gain_D, asymptote=np.minimum(base.plateau + gain_D, high),
     )  # fmt: skip
-    weight = float(of_points.wide_D @ begins_D)
     return replace(
         of_points,
         draws=joined([of_points.draws, climbing]),
@@ -504,7 +510,7 @@ def take_off_rate(of_points: Posterior) -> Array:
 
 def staying(odds: float, evidence: float) -> float:
     """Return the probability that a run stays, from its prior odds and the log evidence for a climb; 0 if small."""
-    probability = float(1.0 / (1.0 + np.exp(-np.clip(np.log(odds) - evidence, -50.0, 50.0))))
+    probability = float(1.0 / (1.0 + np.exp(-np.clip(np.log(odds) - evidence, -30.0, 30.0))))
     return probability if probability > NEGLIGIBLE else 0.0
 
 

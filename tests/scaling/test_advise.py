@@ -88,7 +88,7 @@ def test_every_decision_has_the_same_json_fields_and_is_valid_json(made):
 def test_little_noise_is_no_evidence_of_a_climb():
     # noise of 0.0005 around a level: the prior odds of a run that stays are 0.0002, and the points show no climb
     still = fit(Curve(np.arange(20.0), 0.3 + 0.0005 * np.random.default_rng(1).standard_normal(20)))
-    assert still.futures.stay_probability <= 0.1 and still.futures.climb < 0
+    assert still.posterior.stay_probability <= 0.1 and still.posterior.climb < 0
     assert not climbed(still)
     assert climbed(fit(level_after_climb(0.003)))
 
@@ -188,7 +188,7 @@ def test_the_futures_of_an_open_run_are_its_draws_on_both_sides_of_the_limit():
     flat, rises = advice.futures["flat"], advice.futures["rises"]
     assert flat.probability + rises.probability == pytest.approx(1.0)
     assert flat.gain.high <= 0.02 < rises.gain.low
-    draws = fit(waiting()).gain(40.0)
+    draws = fit(waiting()).posterior.wide_sample.gain(40.0)
     assert rises.probability == (draws > 0.02).mean() and rises.gain.mean == pytest.approx(draws[draws > 0.02].mean())
 
 

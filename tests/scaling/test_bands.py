@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from commands import call
-from scalerl.scaling.futures import share_of_mean
 from simulated_runs import run, write
 
 from scalerl.scaling import CurveError, fit, forecast
 from scalerl.scaling.forecast import UPPER_TEXT, band_text
+from scalerl.scaling.posterior import share_of_mean
 from scalerl.view.analysis import analyze
 from scalerl.view.outlook import Source
 from scalerl.view.page import page

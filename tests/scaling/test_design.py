@@ -78,8 +78,7 @@ def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs(c
     promised = prospect(expected_curve(16_000.0, **PAPER), 16_000.0, Evaluations(count, prompts, 4))
     fits = [fit(noisy(100 + seed, prompts, 4, 0.005, 0.07 * 16_000, count)) for seed in range(40)]
     assert np.mean([f.identified for f in fits]) == pytest.approx(promised.identified, abs=0.25)
-    widths = [(f.asymptote.high - f.asymptote.low) / 2 for f in fits]
-    assert np.median(widths) == pytest.approx(promised.asymptote_within, rel=0.3)
+    assert 1.645 * np.median([f.asymptote.sd for f in fits]) == pytest.approx(promised.asymptote_within, rel=0.3)
     # the interval of A contains the truth as often as it says
     assert np.mean(np.abs(promised.error_W) < 1.645 * promised.sd_W) > 0.8
 

@@ -6,7 +6,7 @@ import pytest
 from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, paper_fit, sigmoid
-from scalerl.scaling.posterior import least_midpoint
+from scalerl.scaling.sampling import least_midpoint
 from scalerl.scaling.stop import judge, stop_rule
 
 

@@ -64,7 +64,7 @@ def test_forecasts_stay_within_bounds_and_fall_only_as_an_excursion_ends(seed, n
     fitted = fit(run(seed=seed, noise=noise, last=last))
     ahead = forecast(fitted, at=["1x", "2x", "4x", "10x", "100x"])
     means = [estimate.mean for estimate in ahead.at]
-    assert (np.diff(means) >= -abs(float(fitted.futures.excursion_D.mean())) - 1e-9).all()
+    assert (np.diff(means) >= -abs(float(fitted.posterior.mean_sample.excursion_D.mean())) - 1e-9).all()
     assert all(0 <= e.low <= e.high <= 1 for e in ahead.at)
 
 

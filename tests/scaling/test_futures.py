@@ -1,22 +1,14 @@
-import dataclasses
-
 import numpy as np
 import pytest
-from scalerl.scaling.futures import (
-    EVEN_NOISE,
-    LATER_FALL,
-    STAYS_AFTER_FALL,
-    TAKE_OFF,
-    has_fallen,
-    points_before_fall,
-    prior_odds,
-)
 from simulated_runs import fallen, run
 
-from scalerl.scaling import Curve, fit, forecast, sigmoid
-from scalerl.scaling import futures as futures_of
+from scalerl.scaling import Curve, falls, fit, forecast, sigmoid
+from scalerl.scaling.counts import LATER_FALL, TAKE_OFF
+from scalerl.scaling.estimate import quantiles
+from scalerl.scaling.falls import fall_of, has_fallen, points_before_fall
+from scalerl.scaling.families import CREEP, CREEP_REACH, LAW, LEVEL, NOT_BEGUN, RETURN
 from scalerl.scaling.noise import local_noise
-from scalerl.scaling.posterior import Prior, posterior
+from scalerl.scaling.posterior import EVEN_NOISE, STAYS_AFTER_FALL, posterior, prior_odds, take_off_rate
 
 
 def flat(seed=0, noise=0.05):
@@ -25,7 +17,7 @@ def flat(seed=0, noise=0.05):
 
 def test_a_clean_rise_is_the_law_alone():
     fitted = fit(run())
-    assert fitted.futures.stay_probability == 0
+    assert fitted.posterior.stay_probability == 0
     assert fitted.predict([32_000.0]).mean == pytest.approx(
         fitted.draws.levels(np.array([32_000.0])).mean(axis=1), abs=1e-4
     )
@@ -33,7 +25,7 @@ def test_a_clean_rise_is_the_law_alone():
 
 def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified():
     fitted = fit(fallen())
-    assert fitted.futures.fallen and fitted.futures.stay_probability > 0.5
+    assert fitted.posterior.fallen and fitted.posterior.stay_probability > 0.5
     # the law alone forecasts a recovery to 0.4 or more
     assert fitted.draws.levels(np.array([60.0])).mean() > 0.33
     assert fitted.predict([60.0]).mean[0] < 0.28
@@ -43,17 +35,17 @@ def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified
 
 def test_noise_around_a_level_is_forecast_to_stay_there():
     fitted = fit(flat())
-    assert fitted.futures.stay_probability > 0.5
+    assert fitted.posterior.stay_probability > 0.5
     assert fitted.predict([50.0]).mean[0] == pytest.approx(0.4, abs=0.04)
     assert not fitted.identified
 
 
 def test_a_climb_and_a_level_are_weighted_by_evidence_and_prior_odds():
     for curve in (flat(), flat(3, 0.02), run(points=9, last=4000.0, noise=0.08)):
-        futures = fit(curve).futures
-        odds = prior_odds(curve) * np.exp(-futures.climb)
-        assert futures.stay_probability == pytest.approx(odds / (1 + odds) if odds > 0.06 else 0.0, abs=1e-3)
-    assert fit(flat()).futures.climb < 0 < fit(run(noise=0.04)).futures.climb
+        drawn = fit(curve).posterior
+        odds = prior_odds(curve) * np.exp(-drawn.climb)
+        assert drawn.stay_probability == pytest.approx(odds / (1 + odds) if odds > 0.06 else 0.0, abs=1e-3)
+    assert fit(flat()).posterior.climb < 0 < fit(run(noise=0.04)).posterior.climb
 
 
 def test_an_excursion_from_a_level_returns_to_it():
@@ -62,11 +54,11 @@ def test_an_excursion_from_a_level_returns_to_it():
     for t in range(1, 60):
         noise[t] = 0.6 * noise[t - 1] + 0.06 * rng.standard_normal()
     noise[-3:] = [0.04, 0.07, 0.09]
-    futures = fit(Curve(np.arange(60.0), 0.4 + noise)).futures
-    num_rising = round((1 - futures.stay_probability) * 2000)
-    assert futures.stay_probability > 0.2
-    assert (futures.draws.asymptote[num_rising:] == futures.draws.initial[num_rising:]).all()
-    last, soon, late = futures.levels(np.array([59.0, 61.0, 400.0]))[:, num_rising:].mean(axis=1)
+    drawn = posterior(Curve(np.arange(60.0), 0.4 + noise))
+    level = drawn.selected(np.flatnonzero(drawn.of(LEVEL.name)))
+    assert drawn.stay_probability > 0.2
+    assert (level.draws.asymptote == level.draws.initial).all()
+    last, soon, late = level.levels(np.array([59.0, 61.0, 400.0])).mean(axis=1)
     assert late == pytest.approx(0.4, abs=0.04)
     assert late + 0.02 < soon < last < 0.52
 
@@ -106,24 +98,29 @@ def test_a_run_with_little_noise_and_no_climb_takes_off_at_the_rate_of_such_runs
     still = fit(
         Curve(np.arange(12.0), [0.333, 0.333, 0.332, 0.333, 0.334, 0.333, 0.333, 0.332, 0.333, 0.333, 0.334, 0.333])
     )
-    assert set(still.futures.take_off_rate().round(3)) <= {0.5, 0.0, round(3 / 29, 3)}
+    drawn = still.posterior
+    begun_D = ~drawn.of(NOT_BEGUN.name)
+    rate_D = take_off_rate(drawn)[begun_D]
+    assert set(rate_D.round(3)) <= {0.5, 0.0, round(3 / 29, 3)} and (rate_D == 0.5).mean() > 0.5
     # half take off in one doubling, and half of the others in the next
-    rate_D, levels = still.futures.take_off_rate(), np.full((1, 2000), 0.333)
-    rising_D = still.futures.with_take_offs(levels, np.array([1e9]))[0] > 0.3331
-    assert rising_D[rate_D == 0.5].mean() == pytest.approx(0.75, abs=0.03) and not rising_D[rate_D == 0].any()
-    assert (still.futures.take_off_rate() == 0.5).mean() > 0.5
+    chance_D = 1 - (1 - rate_D) ** 2
+    before_D = drawn.wide_D[begun_D] / (1 - chance_D)
+    assert drawn.wide_D[~begun_D].sum() == pytest.approx(before_D @ chance_D) and before_D.sum() == pytest.approx(1.0)
+    assert drawn.mean_D[~begun_D].sum() == 0.0
+    # none has begun at the last point, and all have ended after two and a half doublings
+    now_D, then_D = drawn.levels(12.0 * np.array([0.917, 2.0**2.5]))[:, ~begun_D] - 0.333
+    assert np.abs(now_D).max() < 0.02 and np.quantile(then_D, [0.25, 0.75]) == pytest.approx([0.167, 0.5], abs=0.03)
     assert still.predict([24.0]).high[0] > 0.6
-    shaking = fit(flat()).futures
-    assert str(TAKE_OFF["other"]) == "3 of 29" and shaking.take_off_rate().max() == pytest.approx(3 / 29)
+    assert str(TAKE_OFF["other"]) == "3 of 29" and take_off_rate(fit(flat()).posterior).max() == pytest.approx(3 / 29)
 
 
 def test_a_run_with_a_visible_climb_has_no_take_off():
-    assert (fit(run()).futures.take_off_rate() == 0).all()
+    assert NOT_BEGUN.name not in fit(run()).posterior.families
 
 
 def test_the_chance_of_a_later_fall_is_stated_and_is_not_in_the_band():
     noisy = fit(run(noise=0.04, seed=4))
-    assert noisy.futures.fall == LATER_FALL["noisy"] and fit(run()).futures.fall == LATER_FALL["smooth"]
+    assert noisy.posterior.later_fall == LATER_FALL["noisy"] and fit(run()).posterior.later_fall == LATER_FALL["smooth"]
     # a fall is at least 0.1 of the range, and 4 of 51 are more than the 5% below the band
     assert noisy.predict([32_000.0]).low[0] > noisy.predict([16_000.0]).low[0] - 0.05
     assert "4 of 51 public runs that looked like this fell later; the band leaves this out" in str(forecast(noisy))
@@ -149,26 +146,15 @@ def creeping(drift, seed=0, noise=0.004):
     return Curve(compute, level + noise * np.random.default_rng(seed).standard_normal(41))
 
 
-def test_a_creep_that_is_only_possible_saturates_and_one_that_was_seen_does_not():
-    saturating = fit(creeping(0.0)).futures.for_intervals
-    seen = fit(creeping(0.05, noise=0.002))
-    assert seen.departures.get("creep", 0.0) > 0.5
-    assert saturating.saturates and not seen.futures.for_intervals.saturates
-    assert seen.predict([4.0]).high[0] > 0.75  # truth: 0.80
-
-
-def test_the_saturating_creep_by_hand():
-    futures = dataclasses.replace(fit(creeping(0.05, noise=0.002)).futures.for_intervals, saturates=True)
-    draws = futures.draws
-    creeps = np.flatnonzero((draws.second_midpoint > 10) & (draws.second_gain > 0))
-    assert len(creeps)
-    # reach 200: the slope at the last point is gain * 200 / 201^2; at four times the compute the endless creep has
-    # risen by gain * (4/204 - 1/201), the saturating one by slope * (1 + 3) * 3 / (4 + 3)
-    gain = draws.second_gain[creeps]
-    slope = gain * 200 / 201**2
-    above = futures.beyond_creep(np.array([0.5, 1.0, 4.0]))[:, creeps]
-    assert above[:2] == pytest.approx(0.0)
-    assert above[2] == pytest.approx(gain * (4 / 204 - 1 / 201) - slope * 12 / 7)
+def test_a_creep_is_nearly_straight_so_far_and_ends_at_five_times_its_rise():
+    seen = fit(creeping(0.05, noise=0.002)).posterior
+    assert seen.departures.get("creep", 0.0) > 0.5 and CREEP_REACH == 4.0
+    draws = seen.draws.select(seen.of(CREEP.name))
+    so_far = draws.second_gain / 5
+    u = 1 / (1 + (draws.midpoint / np.array([[0.5], [1.0], [4.0], [1e12]])) ** draws.efficiency)
+    crept = draws.levels(np.array([0.5, 1.0, 4.0, 1e12])) - draws.initial - (draws.plateau - draws.initial) * u
+    # C / (C + 4) of five times the rise so far: at a half 5/9 of it, at four times the compute 2.5 times as much
+    assert crept == pytest.approx(so_far * np.array([[5 / 9], [1.0], [2.5], [5.0]]), abs=1e-9)
 
 
 def test_the_band_of_a_finished_run_stays_near_its_ceiling():
@@ -180,9 +166,10 @@ def test_the_band_of_a_finished_run_stays_near_its_ceiling():
 
 def test_a_run_that_shows_no_climb_may_stay_in_its_interval():
     # the prior odds are far below one, so the mean only rises; half of the public runs without a climb never rose
-    still = fit(flat(noise=0.002)).futures
-    assert still.stay_probability == 0 and still.for_intervals.stay_probability > 0.4
-    assert fit(run()).futures.for_intervals.stay_probability == 0
+    still = posterior(flat(noise=0.002))
+    # what has not begun is from draws of the law and of a level alike
+    assert still.stay_probability == 0 and still.wide_D[still.of(LEVEL.name)].sum() > 0.1
+    assert LEVEL.name not in posterior(run()).families
 
 
 @pytest.mark.parametrize("level", [0.0, 0.01, 0.99, 1.0])
@@ -220,7 +207,7 @@ def test_a_ceiling_from_a_second_rise_is_not_identified():
     compute = np.linspace(0, 1, 41)
     level = sigmoid(compute, 0.45, 2.5, 0.08, 0.2) + sigmoid(compute, 0.3, 6.0, 0.6, 0.0)
     fitted = fit(Curve(compute, level + 0.003 * np.random.default_rng(0).standard_normal(41)))
-    assert fitted.departures["second rise"] > 0.5
+    assert fitted.posterior.departures["second rise"] > 0.5
     assert not fitted.identified
 
 
@@ -244,19 +231,19 @@ def dropped(at, to, noise, points=31, seed=0):
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
 def test_the_mean_stays_down_after_a_fall_in_one_evaluation_and_the_band_includes_a_return(at, to, noise):
     fitted = fit(dropped(at, to, noise))
-    assert fitted.futures.fallen and fitted.futures.stay_probability > 0.95
+    assert fitted.posterior.fallen and fitted.posterior.stay_probability > 0.95
     band = fitted.predict([31.0, 33.0, 60.0])
     assert band.mean == pytest.approx(to, abs=0.02 + noise)
     # at twice the compute 0.23 times half or more have returned, which is above 0.05
     assert band.high[-1] > to + 0.05 and band.low[-1] < to + 0.02
-    assert fitted.futures.for_intervals.stay_probability == pytest.approx(0.77, abs=0.01)
+    assert fitted.posterior.wide_D[fitted.posterior.of(LEVEL.name)].sum() == pytest.approx(0.77)
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
 def test_the_mean_stays_at_a_lower_level_after_the_start(first):
     values = np.where(np.arange(25) < first, 0.8, 0.3) + 0.01 * np.random.default_rng(first).standard_normal(25)
     fitted = fit(Curve(np.arange(25.0), values))
-    assert fitted.futures.fallen
+    assert fitted.posterior.fallen
     assert fitted.predict([30.0, 50.0]).mean == pytest.approx(0.3, abs=0.02)
 
 
@@ -264,8 +251,8 @@ def test_a_fall_that_noise_may_explain_keeps_the_future_that_rises():
     # three points of 0.12 below the others, with noise of 0.03
     metric = 0.5 + 0.03 * (-1.0) ** np.arange(24)
     metric[-3:] -= 0.13
-    stays = fit(Curve(np.arange(24.0), metric)).futures.stay_probability
-    assert 0.5 < stays < fit(dropped(20, 0.1, 0.01)).futures.stay_probability
+    stays = fit(Curve(np.arange(24.0), metric)).posterior.stay_probability
+    assert 0.5 < stays < fit(dropped(20, 0.1, 0.01)).posterior.stay_probability
 
 
 def test_the_time_since_a_fall_and_returns_by_hand():
@@ -275,57 +262,47 @@ def test_the_time_since_a_fall_and_returns_by_hand():
     assert points_before_fall(curve, 0.2) == 6
     # a last point that is back counts as one evaluation
     assert points_before_fall(Curve(np.arange(10.0), np.append(metric[:-1], 0.6)), 0.2) == 9
-    down = futures_of.down_since_fall(curve, 2000)
-    # half have returned after the time since the fall, three quarters after three times this
+    down = fall_of(curve).down(curve, np.arange(2000) < 500)
+    # of those that return, half have after the time since the fall, three quarters after three times this
     for times, share in ((1, 0.5), (3, 0.75)):
-        assert (down.return_D <= 81 + 56 * times).mean() == pytest.approx(share, abs=1e-3)
-    stays = down.until_return(1500).return_D
-    assert np.isinf(stays[500:]).all() and np.isfinite(stays[:500]).all()
+        assert (down.return_D[:500] <= 81 + 56 * times).mean() == pytest.approx(share, abs=0.05)
+    assert np.isinf(down.return_D[500:]).all() and np.isfinite(down.return_D[:500]).all()
 
 
 def test_a_return_is_to_the_law_and_before_it_every_draw_is_at_the_new_level():
-    futures = fit(dropped(24, 0.1, 0.005)).futures.for_intervals
-    now, later = futures.unbounded(np.array([30.0, 1e9]))
-    assert now == pytest.approx(0.1, abs=0.05)
-    law = (futures.draws.levels(np.array([1e9])) - futures.beyond_creep(np.array([1e9])))[0]
-    returned = np.isfinite(futures.down.return_D) & (futures.down.return_D < 1e9)
-    assert later[returned] == pytest.approx(law[returned])
-    assert returned.mean() == pytest.approx(0.23, abs=0.01)
+    drawn = posterior(dropped(24, 0.1, 0.005))
+    now_D, later_D = drawn.unbounded(np.array([30.0, 1e9]))
+    assert now_D == pytest.approx(0.1, abs=0.05)
+    returned_D = drawn.down.return_D < 1e9
+    assert later_D[returned_D] == pytest.approx(drawn.draws.levels(np.array([1e9]))[0, returned_D])
+    assert drawn.wide_D[returned_D].sum() == pytest.approx(0.23, abs=0.01)
 
 
 @pytest.mark.parametrize("low", [0.05, 0.2, 0.3])
 @pytest.mark.parametrize("points", [18, 24, 27])
 def test_what_returns_after_a_clear_fall_follows_the_law_of_the_points_before_it(points, low):
     curve = dropped(points, low, 0.005)
-    before, futures = fit(curve.first(points)), fit(curve).futures.for_intervals
-    returning = futures.draws.select(np.isfinite(futures.down.return_D))
+    before, after = posterior(curve.first(points)), posterior(curve)
     for compute in (30.0, 60.0, 120.0):
-        of_law = before.futures.for_intervals.draws.levels(np.array([compute]))[0]
-        quantiles = np.quantile(returning.levels(np.array([compute]))[0], [0.1, 0.5, 0.9])
-        assert quantiles == pytest.approx(np.quantile(of_law, [0.1, 0.5, 0.9]), abs=0.01)
+        of_law, returned = (of.draws.levels(np.array([compute]))[0] for of in (before, after))
+        expected = quantiles(of_law, before.wide_D, [0.1, 0.5, 0.9])
+        weight_D = after.wide_D * after.of(RETURN.name)
+        assert quantiles(returned, weight_D, [0.1, 0.5, 0.9]) == pytest.approx(expected, abs=0.01)
 
 
-def test_what_returns_after_a_fall_that_noise_may_explain_follows_the_law_of_all_points():
+def test_what_returns_after_a_fall_that_noise_may_explain_follows_the_law_of_all_points_as_often_as_in_the_mean():
     metric = 0.5 + 0.03 * (-1.0) ** np.arange(24)
     metric[-3:] -= 0.13
-    fitted = fit(Curve(np.arange(24.0), metric))
-    returning = fitted.futures.for_intervals
-    rising = round((1 - returning.stay_probability) * len(returning.draws))
-    same = round((1 - fitted.futures.stay_probability) * len(returning.draws))
-    assert 0 < same <= rising
-    assert returning.draws.asymptote[:same] == pytest.approx(
-        posterior(fitted.curve, None, Prior()).doubtful.evenly(rising).evenly(same).asymptote
-    )
+    drawn = posterior(Curve(np.arange(24.0), metric))
+    climbs_D = ~drawn.of(LEVEL.name) & ~drawn.of(RETURN.name)
+    assert 0 < drawn.mean_D[climbs_D].sum() == pytest.approx(drawn.wide_D[climbs_D].sum())
 
 
 def test_with_too_few_points_before_a_fall_a_return_follows_the_law_of_all_points():
     values = np.where(np.arange(25) < 4, 0.8, 0.3) + 0.01 * np.random.default_rng(0).standard_normal(25)
-    fitted = fit(Curve(np.arange(25.0), values))
-    rising = fitted.futures.for_intervals
-    assert fitted.futures.fallen
-    assert rising.draws.asymptote[:460] == pytest.approx(
-        posterior(fitted.curve, None, Prior()).doubtful.evenly(460).asymptote
-    )
+    drawn = posterior(Curve(np.arange(25.0), values))
+    assert drawn.fallen and RETURN.name not in drawn.families
+    assert drawn.wide_D[~drawn.of(LEVEL.name)].sum() == pytest.approx(0.23)
 
 
 def test_the_interval_after_a_short_dip_includes_the_level_before_it():
@@ -361,9 +338,8 @@ def test_a_run_without_a_fall_does_not_depend_on_the_state_after_one(name, monke
     def never(*_):
         raise AssertionError("the state after a fall was computed")
 
-    monkeypatch.setattr(futures_of, "down_since_fall", never)
-    monkeypatch.setattr(futures_of, "level_after_change", never)
+    monkeypatch.setattr(falls, "level_after_change", never)
     fitted = fit(UNFALLEN[name])
-    assert not has_fallen(fitted.curve) and fitted.futures.down is None and fitted.futures.for_intervals.down is None
+    assert not has_fallen(fitted.curve) and fitted.posterior.down is None
     with pytest.raises(AssertionError):
         fit(fallen())

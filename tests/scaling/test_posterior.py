@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scalerl.scaling.curve_families import LAW
 from simulated_runs import TRUTH, run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
-from scalerl.scaling.posterior import explore, posterior, sample, standardized
+from scalerl.scaling.families import LAW
+from scalerl.scaling.posterior import posterior
+from scalerl.scaling.sampling import explore, sample, standardized
 
 
 def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():
@@ -18,7 +19,7 @@ def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():
 
 
 def test_the_same_curve_gives_the_same_draws():
-    first, second = (vars(posterior(run(), None, Prior()).draws) for _ in range(2))
+    first, second = (vars(posterior(run()).draws) for _ in range(2))
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
@@ -42,7 +43,7 @@ def test_the_posterior_is_that_of_brute_force():
             weight[i] += (np.exp(log_prior) * (white**2).sum(axis=-1) ** (-len(y) / 2) * (r[:, None] <= a)).sum(axis=0)
     marginal = weight.sum(axis=0) / weight.sum()
     mean = marginal @ a
-    asymptote_D = posterior(curve, None, prior).draws.asymptote
+    asymptote_D = posterior(curve, None, prior).law_sample.asymptote
     assert asymptote_D.mean() == pytest.approx(mean, abs=0.004)
     assert asymptote_D.std() == pytest.approx(np.sqrt(marginal @ (a - mean) ** 2), rel=0.06)
 
@@ -71,7 +72,7 @@ def test_r0_can_be_fixed():
 
 
 def test_draws_obey_the_bounds():
-    draws = posterior(run(asymptote=0.98, midpoint=9000.0, noise=0.02), None, Prior()).draws
+    draws = posterior(run(asymptote=0.98, midpoint=9000.0, noise=0.02)).draws
     assert (draws.asymptote <= 1.0).all()
     assert (draws.initial <= draws.asymptote).all()
     assert (draws.initial >= 0).all()
@@ -122,7 +123,7 @@ def test_intervals_contain_the_truth_about_nine_times_in_ten():
 
 
 def test_a_run_on_the_law_is_fitted_by_the_law_alone():
-    assert posterior(run(), None, Prior()).probability == {"law": 1.0}
+    assert posterior(run()).departures == {"law": 1.0}
 
 
 def late():
@@ -132,22 +133,24 @@ def late():
 
 
 def test_a_late_start_is_found_and_its_forecast_follows_the_truth():
-    solution = posterior(late(), None, Prior())
-    assert solution.probability["late start"] > 0.95
-    levels = solution.draws.levels(np.array([400.0]))[0]
+    solution = posterior(late())
+    assert solution.departures["late start"] > 0.95
+    levels = solution.law_sample.levels(np.array([400.0]))[0]
     # counted from its start, 360 is 18 midpoints: 0.1 + 0.6 / (1 + 18^-1.5) = 0.692
     assert np.quantile(levels, 0.05) < 0.692 < np.quantile(levels, 0.95)
 
 
 def test_a_prior_without_departures_gives_no_departures():
-    assert posterior(late(), None, Prior(departure=0.0)).probability == {"law": 1.0}
+    assert posterior(late(), None, Prior(departure=0.0)).departures == {"law": 1.0}
 
 
 def test_probabilities_of_the_families_sum_to_one_and_determine_the_draws():
-    solution = posterior(late(), None, Prior())
-    assert sum(solution.probability.values()) == pytest.approx(1.0)
-    assert len(solution.draws.asymptote) == 2000
-    assert (solution.draws.delay > 0).mean() == pytest.approx(solution.probability["late start"], abs=1e-3)
+    solution = posterior(late())
+    assert sum(solution.departures.values()) == pytest.approx(1.0)
+    assert solution.mean_D.sum() == pytest.approx(1.0) and solution.wide_D.sum() == pytest.approx(1.0)
+    late_D = solution.of("late start")
+    assert solution.mean_D[late_D].sum() == pytest.approx(solution.departures["late start"])
+    assert (solution.draws.delay[late_D] > 0).all() and late_D.sum() >= 300
 
 
 def test_a_lower_fixed_ceiling_raises_b():

@@ -3,7 +3,7 @@ import pytest
 from simulated_runs import run
 
 from scalerl.scaling import Curve, CurveError, fit
-from scalerl.scaling.stop import StopRule, earlier, judge, share_above, stop_rule
+from scalerl.scaling.stop import StopRule, earlier, judge, stop_rule
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,8 @@ def test_a_stop_needs_two_successive_evaluations():
     metric = curve.metric.copy()
     metric[-4:-1] += [0.02, 0.035, 0.05]  # the level seems to rise until the last point
     fitted, rule = fit(Curve(curve.compute, metric)), stop_rule("gain at 2x below 0.03 with probability 0.6")
-    assert share_above(rule, fitted) < 0.4 < share_above(rule, earlier(fitted))
+    now, before = (f.probability_of_gain(2 * f.last_compute, 0.03) for f in (fitted, earlier(fitted)))
+    assert now < 0.4 < before
     assert not judge(rule, [fitted]).holds
 
 
