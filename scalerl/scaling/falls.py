@@ -65,16 +65,17 @@ class Fall(NamedTuple):
         """Return the state of draws of which some return to their law, and the others stay down."""
         low, high = curve.bounds
         width, count, rng = high - low, len(returns_D), np.random.default_rng(3)
-        # in random order, because each draw that returns has a level before
-        drawn = LevelDraws(*np.stack(self.level.draws(count, rng))[:, rng.permutation(count)])
-        # pairs of opposite deviates, so that the mean of the walks is the level
-        half_D = rng.standard_normal((count + 1) // 2)
+        # in random order, because each draw that returns has a level before; two neighbors have one level and opposite
+        # walks, whose mean is the level
+        half, both = (count + 1) // 2, np.arange(count) // 2
+        drawn = LevelDraws(*np.stack(self.level.draws(half, rng))[:, rng.permutation(half)][:, both])
+        walk_D = rng.standard_normal(half)[both] * np.where(np.arange(count) % 2, 1.0, -1.0)
         age = curve.last_compute - curve.compute[self.num_before - 1]
         share_D = (rng.permutation(count) + 0.5) / count
         return Down(
             level_D=low + width * drawn.level,
             noise_D=width * drawn.noise_sd,
-            walk_D=width * drawn.step_sd * np.concatenate([half_D, -half_D])[:count],
+            walk_D=width * drawn.step_sd * walk_D,
             return_D=np.where(returns_D, curve.last_compute + age * share_D / (1.0 - share_D), np.inf),
             path_N=width * (self.level.path_N - self.level.path_N[-1]),
         )

@@ -26,10 +26,8 @@ VISIBLE = 0.05
 RISE_SCALE = 0.2
 """Prior mean of the size of a second rise (exponential), as a share of the metric's range."""
 
-CREEP_REACH = 4.0
-"""Midpoint of a creep, a sigmoid with B = 1: nearly straight so far, and four times its rise so far is still to come.
-
-A creep that grew in proportion to compute would open the band of a finished run to the metric's bound."""
+CREEP_REACH = 200.0
+"""Midpoint of a creep, a sigmoid with B = 1: straight within 5% up to ten times the compute of the run."""
 
 
 class Columns(NamedTuple):
@@ -172,7 +170,7 @@ SECOND_RISE = CurveFamily(
     columns=twice_columns, bends=twice_bends, most_second=0.5, weight_second=rarely_large,
 )  # fmt: skip
 CREEP = CurveFamily(
-    "creep", "on top of the law, the level drifts up slowly, by as much as noise hides", wide=8.0,
+    "creep", "on top of the law, the level drifts up slowly, by as much as noise hides", wide=2.0,
     cells_K=(20, 14), columns=creep_columns, bends=creep_bends, most_second=0.06,
 )  # fmt: skip
 FAST_END = CurveFamily(

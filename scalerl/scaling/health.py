@@ -12,7 +12,7 @@ import numpy as np
 
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.falls import rolling_mean
-from scalerl.scaling.families import CREEP, CREEP_REACH, LATE_START, SECOND_RISE
+from scalerl.scaling.families import CREEP, LATE_START, SECOND_RISE
 from scalerl.scaling.law import Draws
 from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Posterior, posterior
@@ -114,12 +114,12 @@ def rises_again(curve: Curve, draws: Draws) -> bool:
 
 def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
     """Describe a level that drifts up after the climb."""
-    rise = float(np.median(draws.second_gain) / (1.0 + CREEP_REACH))
+    rise = float(np.median(draws.second_gain / draws.second_midpoint)) * curve.last_compute
     message = (
-        f"with probability {probability:.2f} the level creeps up, by {rise:.3f} so far; the points do not show where "
-        "this ends"
+        f"with probability {probability:.2f} the level creeps up, by {rise:.3f} for each further "
+        f"{curve.text(curve.last_compute)}; there is no ceiling"
     )
-    return Symptom("creep", message, {"probability": probability, "rise_so_far": rise})
+    return Symptom("creep", message, {"probability": probability, "rise_per_run": rise})
 
 
 DEPARTURE_SYMPTOMS: dict[str, Callable[[Curve, Draws, float], Symptom]] = {

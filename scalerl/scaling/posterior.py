@@ -96,10 +96,13 @@ NOT_BEGUN_STEEPNESS = 24.0
 """B of such a climb: nine tenths of it take a third of a doubling of compute."""
 
 LAW_DRAWS = 2000
-"""Draws of the law, and of a sample with equal weights."""
+"""Draws of the law and of each departure in the mean, and of a sample with equal weights."""
 
 FAMILY_DRAWS = 500
-"""Draws of each other family."""
+"""Draws of each other family that is only in intervals."""
+
+LEVEL_DRAWS = 1000
+"""Draws of a level."""
 
 
 class Part(NamedTuple):
@@ -353,7 +356,7 @@ def posterior(
     prior = prior or Prior()
     problem = standardized(curve, r0, prior)
     climbs = climbs_of(problem, len(curve), num_draws)
-    level, log_evidence = level_of(problem, FAMILY_DRAWS)
+    level, log_evidence = level_of(problem, LEVEL_DRAWS)
     climb = climbs.log_evidence - log_evidence
     odds, fall = prior_odds(curve), fall_of(curve) if has_fallen(curve) else None
     # a climb that followed the law gives no evidence about the time after a fall
@@ -424,7 +427,7 @@ def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
     families, of_families = [LAW, *tried], [draws]
     for family in tried:
         its_cells = explore(problem, family)
-        its_draws, obeying = sample(problem, family, its_cells, FAMILY_DRAWS)
+        its_draws, obeying = sample(problem, family, its_cells, LAW_DRAWS)
         of_families.append(its_draws)
         log_masses.append(log_share(its_cells.log_mass(), obeying, prior.departure))
     log_mass, log_factor = np.array(log_masses), np.log([family.wide for family in families])
@@ -439,7 +442,12 @@ def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
     departures = {family.name: float(share) for family, share in zip(families, mean, strict=True) if share > 0}
     if mean[0] > 1 - ADMITTED:
         mean, departures = np.eye(len(families))[0], {LAW.name: 1.0}
-    parts = [Part(*part) for part in zip(families, of_families, mean.tolist(), wide.tolist(), strict=True)]
+    parts = [
+        Part(family, its_draws if family is LAW or in_means > 0 else its_draws.evenly(FAMILY_DRAWS), in_means, in_wide)
+        for family, its_draws, in_means, in_wide in zip(
+            families, of_families, mean.tolist(), wide.tolist(), strict=True
+        )
+    ]
     return Climbs(parts, departures, fast_end, evidence - float(np.log(max(mean[0], 1e-9))))
 
 

@@ -114,7 +114,7 @@ def test_a_likely_fast_end_is_the_reason_and_its_number_is_a_key():
     fitted = fit(exponential(3, 0.2, 0.002))
     assert fitted.posterior.fast_end > 0.5 and not fitted.identified
     assert fitted.to_dict()["fast_end"] == fitted.posterior.fast_end
-    assert fit(run()).posterior.fast_end == 0.0 and fit(run()).identified
+    assert fit(run()).posterior.fast_end < 1e-3 and fit(run()).identified
 
 
 def test_a_fast_end_widens_intervals_and_leaves_every_mean_as_it_is(monkeypatch):

@@ -6,7 +6,7 @@ from scalerl.scaling import Curve, falls, fit, forecast, sigmoid
 from scalerl.scaling.counts import LATER_FALL, TAKE_OFF
 from scalerl.scaling.estimate import quantiles
 from scalerl.scaling.falls import fall_of, has_fallen, points_before_fall
-from scalerl.scaling.families import CREEP, CREEP_REACH, LAW, LEVEL, NOT_BEGUN, RETURN
+from scalerl.scaling.families import LEVEL, NOT_BEGUN, RETURN
 from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import EVEN_NOISE, STAYS_AFTER_FALL, posterior, prior_odds, take_off_rate
 
@@ -146,15 +146,10 @@ def creeping(drift, seed=0, noise=0.004):
     return Curve(compute, level + noise * np.random.default_rng(seed).standard_normal(41))
 
 
-def test_a_creep_is_nearly_straight_so_far_and_ends_at_five_times_its_rise():
-    seen = fit(creeping(0.05, noise=0.002)).posterior
-    assert seen.departures.get("creep", 0.0) > 0.5 and CREEP_REACH == 4.0
-    draws = seen.draws.select(seen.of(CREEP.name))
-    so_far = draws.second_gain / 5
-    u = 1 / (1 + (draws.midpoint / np.array([[0.5], [1.0], [4.0], [1e12]])) ** draws.efficiency)
-    crept = draws.levels(np.array([0.5, 1.0, 4.0, 1e12])) - draws.initial - (draws.plateau - draws.initial) * u
-    # C / (C + 4) of five times the rise so far: at a half 5/9 of it, at four times the compute 2.5 times as much
-    assert crept == pytest.approx(so_far * np.array([[5 / 9], [1.0], [2.5], [5.0]]), abs=1e-9)
+def test_a_creep_goes_on_in_proportion_to_compute():
+    seen = fit(creeping(0.05, noise=0.002))
+    assert seen.posterior.departures.get("creep", 0.0) > 0.5
+    assert seen.predict([4.0]).high[0] > 0.75  # truth: 0.80
 
 
 def test_the_band_of_a_finished_run_stays_near_its_ceiling():

@@ -69,7 +69,7 @@ def test_a_creep_is_named_with_its_slope():
         s.name: s.numbers for s in health(noisy(compute, sigmoid(compute, 0.4, 2.5, 6.0, 0.1) + 0.0005 * compute))
     }
     # 0.05 in a run of 100
-    assert numbers["creep"]["rise_so_far"] == pytest.approx(0.05, rel=0.2)
+    assert numbers["creep"]["rise_per_run"] == pytest.approx(0.05, rel=0.2)
 
 
 def noisy(compute, levels, noise=0.003):

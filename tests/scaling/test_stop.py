@@ -50,7 +50,7 @@ def test_each_condition_holds_for_its_run_and_not_for_a_young_one():
 
 def test_a_condition_that_does_not_hold_says_how_far_it_is():
     young = fit(run(last=1800.0))
-    share = float((young.gain(3600.0) > 0.02).mean())
+    share = young.probability_of_gain(3600.0, 0.02)
     assert judge(GAIN, [young]).text == (
         f"'gain at 2x below 0.02' does not hold: share of draws above 0.02 is {share:.2f}, needed 0.10"
     )
