@@ -337,7 +337,7 @@ def check_alike(curves: Sequence[Curve]) -> None:
 
 def ceilings(f: Fit) -> Array:
     """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
-    return np.clip(f.posterior.mean_sample.draws.asymptote, *f.curve.bounds)
+    return f.posterior.mean_sample.ends_D
 
 
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:

@@ -202,7 +202,7 @@ def forecast(
     estimates = tuple(estimate_at(fit, float(compute)) for compute in compute_M)
     drawn = fit.posterior
     climbs_D = ~drawn.of(LEVEL.name)
-    to_come_D = np.clip(drawn.draws.asymptote, *fit.curve.bounds) - drawn.levels(np.array([last]))[0]
+    to_come_D = drawn.ends_D - drawn.levels(np.array([last]))[0]
     return Forecast(
         fit=fit,
         at=estimates,

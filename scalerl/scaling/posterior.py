@@ -27,7 +27,7 @@ from scalerl.scaling.counts import LATER_FALL, NO_CLIMB, STAYED_DOWN, TAKE_OFF, 
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, estimate_of, weighted_mean
 from scalerl.scaling.falls import Down, fall_of, has_fallen
-from scalerl.scaling.families import DEPARTURES, FAST_END, LAW, LEVEL, NOT_BEGUN, RETURN, CurveFamily, Family
+from scalerl.scaling.families import CREEP, DEPARTURES, FAST_END, LAW, LEVEL, NOT_BEGUN, RETURN, CurveFamily, Family
 from scalerl.scaling.grid import Index, Mask, systematic
 from scalerl.scaling.law import Array, Draws, joined, plain_draws
 from scalerl.scaling.level import steady_level
@@ -61,6 +61,9 @@ Below it, they would harm the forecasts of runs that follow the law more than im
 
 NEGLIGIBLE = 0.05
 """Weight below which a level, or all departures and a fast end together, are left out."""
+
+CREEP_END = 10.0
+"""Multiple of the run's compute up to which a creep is followed."""
 
 UNSEEN = 0.005
 """Weight of a family in intervals below which it moves no end of them, and is left out."""
@@ -281,6 +284,15 @@ class Posterior:
         # a run that has fallen follows its law only after it has returned
         return needed_D if self.down is None else np.where(needed_D > 0, np.maximum(needed_D, self.down.return_D), 0.0)
 
+    @cached_property
+    def ends_D(self) -> Array:
+        """Level at which every draw ends, shape (D,), within the metric's bounds.
+
+        A creep has no end; its level at `CREEP_END` times the run's compute counts.
+        """
+        ends_D = np.clip(self.draws.asymptote, *self.curve.bounds)
+        return np.where(self.of(CREEP.name), self.levels(np.array([CREEP_END * self.last]))[0], ends_D)
+
     def ceiling(self) -> Estimate:
         """Return A of a run that climbs.
 
@@ -288,7 +300,7 @@ class Posterior:
         that end exponentially, with their weight in the intervals: the points cannot tell them from the law.
         """
         climbs_D = ~self.of(LEVEL.name)
-        draws = self.draws.asymptote[climbs_D]
+        draws = self.ends_D[climbs_D]
         mean_D, wide_D, fast_D = self.mean_D[climbs_D], self.wide_D[climbs_D], self.of(FAST_END.name)[climbs_D]
         estimate = estimate_of(draws, mean_D, wide_D)
         seen_D = wide_D * fast_D / wide_D.sum()
@@ -434,14 +446,13 @@ def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
     wide = shares(log_mass + log_factor)
     if wide[0] > 1 - NEGLIGIBLE:
         return only_law
-    log_mass[1:][wide[1:] < UNSEEN] = -np.inf
-    wide = shares(log_mass + log_factor)
     in_mean = np.array([family is not FAST_END for family in families])
     mean = shares(np.where(in_mean, log_mass, -np.inf))
     fast_end = float(shares(log_mass) @ ~in_mean)
     departures = {family.name: float(share) for family, share in zip(families, mean, strict=True) if share > 0}
     if mean[0] > 1 - ADMITTED:
         mean, departures = np.eye(len(families))[0], {LAW.name: 1.0}
+    wide = np.where((mean > 0) | (wide > UNSEEN), wide, 0.0) / wide[(mean > 0) | (wide > UNSEEN)].sum()
     parts = [
         Part(family, its_draws if family is LAW or in_means > 0 else its_draws.evenly(FAMILY_DRAWS), in_means, in_wide)
         for family, its_draws, in_means, in_wide in zip(
