@@ -81,7 +81,7 @@ class Fit(InNotebooks):
     """
 
     asymptote: Estimate
-    """A, the ceiling, in the metric's unit."""
+    """A, the ceiling if the run climbs, in the metric's unit. Forecasts lie inside its interval."""
 
     efficiency: Estimate
     """B, the steepness in ln C; > 0, no unit."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from scalerl.scaling.baselines import BASELINES
 from scalerl.scaling.curve import Curve
@@ -75,7 +76,7 @@ class Forecast(InNotebooks):
     """The level of the curve at the last point, without its noise."""
 
     gain_to_come: Estimate
-    """Ceiling minus level now, in the metric's unit."""
+    """Level at which the run ends minus level now, in the metric's unit, whether the run rises or stays."""
 
     done: Reach
     """The compute at which 95% of the climb from R0 to A is complete."""
@@ -113,7 +114,8 @@ class Forecast(InNotebooks):
             head = f"at {curve.text(estimate.compute)}: {Estimate.__str__(estimate)}"
             lines.append(f"{head}, {evaluation} {single.low:.3f} to {single.high:.3f}; {naive}")
         lines.append(f"gain still to come: {self.gain_to_come}")
-        lines.append(f"95% of the climb is complete at {self.done.text(curve.axis)}")
+        verb = "was" if self.done.high <= self.now.compute else "is"
+        lines.append(f"95% of the climb {verb} complete at {self.done.text(curve.axis)}")
         if self.target is not None:
             lines.append(f"the target is reached at {self.target.text(curve.axis)}")
         lines += [*self.notes(), *self.fit.posterior.sentences()]
@@ -165,8 +167,8 @@ def upper_part(fit: Fit, compute_M: Sequence[float]) -> str:
 
 
 UPPER_TEXT = (
-    "the upper part of the band is for a late or slow rise beyond the law, which the points so far neither show nor "
-    "exclude"
+    "the upper part of the band, and of the ceiling's interval, is for a late or slow rise beyond the law, which the "
+    "points so far neither show nor exclude"
 )
 
 AT_BOUND = 0.005
@@ -199,15 +201,15 @@ def forecast(
     items = [at] if isinstance(at, str | int | float) else list(at)
     compute_M = np.array([amount(item, fit) for item in items], dtype=np.float64)
     last = fit.last_compute
-    estimates = tuple(estimate_at(fit, float(compute)) for compute in compute_M)
+    now, *estimates = levels_at(fit, [last, *compute_M])
     drawn = fit.posterior
     climbs_D = ~drawn.of(LEVEL.name)
     to_come_D = drawn.ends_D - drawn.levels(np.array([last]))[0]
     return Forecast(
         fit=fit,
-        at=estimates,
-        evaluations=tuple(estimate_at(fit, float(compute), noise=True, mean_of=mean_of) for compute in compute_M),
-        now=estimate_at(fit, last),
+        at=tuple(estimates),
+        evaluations=tuple(levels_at(fit, compute_M, noise=True, mean_of=mean_of)),
+        now=now,
         gain_to_come=estimate_of(to_come_D, drawn.mean_D, drawn.wide_D),
         done=reach(drawn.draws.compute_done(), drawn.mean_D * climbs_D, drawn.wide_D * climbs_D),
         target=None if target is None else reach(compute_for(fit, target), drawn.mean_D, drawn.wide_D),
@@ -250,10 +252,11 @@ def amount(item: float | str, fit: Fit) -> float:
     return value
 
 
-def estimate_at(fit: Fit, compute: float, noise: bool = False, mean_of: int = 1) -> EstimateAt:
-    """Return the level of the curve at one compute, or of one evaluation there, or of the mean of several."""
-    band = fit.predict([compute], noise=noise, mean_of=mean_of)
-    return EstimateAt(float(band.mean[0]), float(band.sd[0]), float(band.low[0]), float(band.high[0]), compute)
+def levels_at(fit: Fit, compute_M: ArrayLike, noise: bool = False, mean_of: int = 1) -> list[EstimateAt]:
+    """Return the level of the curve at each compute, or of one evaluation there, or of the mean of several."""
+    band = fit.predict(compute_M, noise=noise, mean_of=mean_of)
+    columns = (band.mean, band.sd, band.low, band.high, band.compute)
+    return [EstimateAt(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def gain_at(fit: Fit, compute: float) -> Estimate:

@@ -127,5 +127,5 @@ def test_a_forecast_below_the_present_level_is_explained():
 
 def test_the_upper_part_of_a_band_is_explained_where_it_is_more_than_the_curves():
     flat = Curve(np.arange(20.0), 0.3 + 0.003 * np.random.default_rng(1).standard_normal(20))
-    assert "the upper part of the band is for a late or slow rise" in str(forecast(fit(flat)))
+    assert "is for a late or slow rise beyond the law" in str(forecast(fit(flat)))
     assert "upper part" not in str(forecast(fit(run(last=64_000.0, noise=0.001))))
