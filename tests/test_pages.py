@@ -101,7 +101,7 @@ def test_the_table_of_constants_has_the_value_and_the_meaning_of_each(monkeypatc
     import constants
 
     rows = {(row.module, row.name): row for row in constants.constants()}
-    assert rows["futures", "FALLEN"].value == "0.1" and rows["counts", "LATER_FALL (noisy)"].value == "4 of 51"
+    assert rows["falls", "FALLEN"].value == "0.1" and rows["counts", "LATER_FALL (noisy)"].value == "4 of 51"
     assert [name for name, row in rows.items() if not row.meaning] == []
     page = constants.on_page_markdown((ROOT / "docs" / "reference" / "scaling.md").read_text())
     assert "| `counts` | `NO_CLIMB` | `16 of 32` |" in page
