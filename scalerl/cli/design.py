@@ -11,15 +11,12 @@ from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
 from scalerl.cli.options import Parser, add_json, add_price, add_reading_options, count, input_path, number
 from scalerl.cli.terminal import print_lines
 from scalerl.core.rows import read_points
-from scalerl.scaling import CurveError, design, expected_curve, expected_of_runs
+from scalerl.scaling import design, expected_curve, expected_of_runs
 from scalerl.view.outlook import Source
 
-DESCRIPTION = """find how to evaluate a run before it starts: runs like past ones, or with an expected curve, are
+DESCRIPTION = """find how to evaluate a run before it starts: runs like past ones, or like the paper's, are
 simulated and fitted. Prints how likely the ceiling is identified, how wide the intervals are, and what more
 evaluations, prompts or samples buy. With --difference: how many seeds tell two recipes apart (docs/planning.md)"""
-
-CURVE = {"ceiling": "A", "steepness": "B", "midpoint": "C_mid", "r0": "R0"}
-"""Options of an expected curve."""
 
 PROMPTS, SAMPLES = 1000, 4
 """Size of an evaluation if neither an option nor a run says it."""
@@ -37,13 +34,10 @@ class Size(NamedTuple):
 def design_parser() -> Parser:
     """Return the parser of `scalerl design`."""
     parser = Parser(prog="scalerl design", description=DESCRIPTION)
-    words = "past runs or logs, whose curves and noise are expected again; without: --midpoint and so on"
+    words = "past runs or logs, whose curves and noise are expected again; default: curves like the paper's"
     parser.add_argument("paths", nargs="*", type=input_path, metavar="RUN_OR_LOG", help=words)
     words = "compute of the planned run, in the unit of the axis (device-hours without runs)"
     parser.add_argument("--budget", type=number, required=True, metavar="C", help=words)
-    for name, symbol in CURVE.items():
-        words = f"{symbol} of the expected curve; default: like the paper's, with scatter"
-        parser.add_argument(f"--{name}", type=number, metavar=symbol, help=words)
     words = "evaluations of the run with the one before training; default: the fewest that are enough"
     parser.add_argument("--evaluations", type=count, metavar="N", help=words)
     words = f"held-out prompts of one evaluation; default: those of the runs, or {PROMPTS:,}"
@@ -67,27 +61,16 @@ def run_design(words: list[str]) -> int:
         CurveError: A number is outside its range, or a run cannot be fitted.
     """
     options = design_parser().parse_args(words)
-    numbers = {name: getattr(options, name) for name in CURVE}
     sources = sources_of(options.paths, options)
     sizes = [size_of(source) for source in sources]
     run_size = next((size for size in sizes if size), Size(PROMPTS, SAMPLES, math.nan))
     prompts, samples = options.prompts or run_size.prompts, options.samples or run_size.samples
     if sources:
-        number_options = [f"--{name}" for name, value in numbers.items() if value is not None]
-        if number_options:
-            raise CurveError(f"got {number_options[0]} and past runs; give the runs, or the numbers of a curve")
         fits = [fit_source(source, options) for source in sources]
         past = [(size.prompts, size.samples) if size else None for size in sizes]
         expected = expected_of_runs(fits, past, (prompts, samples))
     else:
-        expected = expected_curve(
-            options.budget,
-            asymptote=numbers["ceiling"],
-            efficiency=numbers["steepness"],
-            midpoint=numbers["midpoint"],
-            initial=numbers["r0"],
-            axis=options.compute or "device_hours",
-        )
+        expected = expected_curve(options.budget, options.compute or "device_hours")
     completions = run_size.completions * options.budget if options.completions is None else options.completions
     answer = design(
         expected,

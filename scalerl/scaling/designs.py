@@ -61,6 +61,9 @@ EXPECTED_SPREAD = {"asymptote": 0.1, "efficiency": 0.2, "midpoint": 0.3, "initia
 LEAST_CLIMB = 0.1
 """Smallest A - R0 of an assumed climb, as a share of the range."""
 
+TOLD_APART = 2.0
+"""Standard errors from which two designs differ over the simulated runs."""
+
 RESAMPLED = 4000
 """Comparisons that are drawn from the simulated runs for the power of a number of seeds."""
 
@@ -207,6 +210,14 @@ class Prospect:
     sd_W: Array
     """Standard deviations of A of each."""
 
+    def narrows(self, other: Prospect) -> float:
+        """Return by how much this design narrows A against another, in standard errors, over the same simulated runs.
+
+        Below 2, the simulation does not tell them apart.
+        """
+        less_W = np.log(other.sd_W / self.sd_W)
+        return float(less_W.mean() / (less_W.std() / math.sqrt(len(less_W)) + 1e-12))
+
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
         values = {name: as_json(value) for name, value in vars(self).items() if name not in ("error_W", "sd_W")}
@@ -311,7 +322,8 @@ class RunDesign:
         like, noise = self.expected.like, self.expected.noise
         rows: list[tuple[str, ...]] = [("", "A within", "2x within", "identified", "completions")]
         for name, option in {"recommended": self.recommended, **self.alternatives}.items():
-            values = (f"±{value:.3f}" for value in (option.asymptote_within, option.forecast_within))
+            alike = option is not self.recommended and abs(option.narrows(self.recommended)) < TOLD_APART
+            values = (f"±{option.asymptote_within:.3f}{' ~' if alike else ''}", f"±{option.forecast_within:.3f}")
             share = f" ({option.share:.1%})" if math.isfinite(option.share) else ""
             what = f"{name}: {option.evaluations} to {like.text(option.budget)}"
             rows.append((what, *values, f"{option.identified:.2f}", f"{option.evaluations.completions:,}{share}"))
@@ -324,6 +336,7 @@ class RunDesign:
             f"noise     {self.recommended.noise_sd:.4f} of one evaluation ({noise.source}); other prompts of this kind "
             f"differ by ±{self.recommended.other_prompts_within:.3f}, which more prompts reduce",
             *table,
+            *(["~ the simulated runs do not tell this from the recommended design"] if "~" in "".join(table) else []),
             self.best_buy,
         ]
         if self.two_recipes:
@@ -336,75 +349,31 @@ class RunDesign:
         return "\n".join(lines)
 
 
-def expected_curve(
-    budget: float,
-    *,
-    asymptote: float | None = None,
-    efficiency: float | None = None,
-    midpoint: float | None = None,
-    initial: float | None = None,
-    axis: str = "device_hours",
-) -> Expected:
-    """Return the runs that are expected from numbers; what is not given scatters around the climb of the paper.
+def expected_curve(budget: float, axis: str = "device_hours") -> Expected:
+    """Return runs whose curves scatter around the climb of the paper's.
 
     Args:
-        budget: Compute of the planned run, for the assumed C_mid.
-        asymptote: A, as a pass rate in (0, 1].
-        efficiency: B, > 0.
-        midpoint: C_mid, in the unit of the axis, > 0.
-        initial: R0, below A.
+        budget: Compute of the planned run, which sets C_mid.
         axis: Name of the compute axis.
 
     Raises:
-        CurveError: A number is outside its range.
+        CurveError: The budget is not above 0.
     """
     check_positive("the budget", budget)
-    numbers = {"asymptote": asymptote, "efficiency": efficiency, "midpoint": midpoint, "initial": initial}
-    for name, (least, most) in {"asymptote": (0.0, 1.0), "initial": (0.0, 1.0), "efficiency": (0.05, 20.0)}.items():
-        value = numbers[name]
-        if value is not None and not least <= value <= most:
-            raise CurveError(f"the {NAMES[name]} must lie in [{least:g}, {most:g}]; got {value:g}")
-    if midpoint is not None:
-        check_positive(f"the {NAMES['midpoint']}", midpoint)
-    if asymptote is not None and initial is not None and initial >= asymptote:
-        raise CurveError(f"R0 must be below A; got {initial:g} and {asymptote:g}")
     rng = np.random.default_rng(6)
-    columns: dict[str, Array] = {}
-    for name, middle in EXPECTED_CLIMB.items():
-        even_W = (rng.permutation(WORLDS) + 0.5) / WORLDS  # each quantile once
-        deviate_W = EXPECTED_SPREAD[name] * normal_deviate(even_W)
-        value = numbers[name]
-        if value is not None:
-            columns[name] = np.full(WORLDS, float(value))
-        elif name in ("efficiency", "midpoint"):
-            columns[name] = (budget if name == "midpoint" else 1.0) * middle * np.exp(deviate_W)
-        else:
-            columns[name] = np.clip(middle + deviate_W, 0.01, 1.0)
-    if initial is None:
-        columns["initial"] = np.minimum(columns["initial"], columns["asymptote"] - LEAST_CLIMB).clip(0.0)
-    elif asymptote is None:
-        columns["asymptote"] = np.clip(np.maximum(columns["asymptote"], initial + LEAST_CLIMB), 0.0, 1.0)
-    none_W = np.zeros(WORLDS)
-    worlds = plain_draws(**columns, autocorrelation=none_W, noise_sd=none_W, most=1.0)
-    missing = [name for name, value in numbers.items() if value is None]
-    source = "as given"
-    if missing:
-        listed = ", ".join(SYMBOLS[name] for name in missing)
-        source = f"{'assumed' if len(missing) == len(numbers) else f'{listed} assumed'} like the paper's"
+    # each quantile once
+    deviates = {name: normal_deviate((rng.permutation(WORLDS) + 0.5) / WORLDS) for name in EXPECTED_CLIMB}
+    a_W, b_W, c_W, r0_W = (EXPECTED_SPREAD[name] * deviate_W for name, deviate_W in deviates.items())
+    asymptote, efficiency, midpoint, initial = EXPECTED_CLIMB.values()
+    ceiling_W, none_W = np.clip(asymptote + a_W, 0.01, 1.0), np.zeros(WORLDS)
+    worlds = plain_draws(
+        asymptote=ceiling_W, efficiency=efficiency * np.exp(b_W), midpoint=budget * midpoint * np.exp(c_W),
+        initial=np.minimum(np.clip(initial + r0_W, 0.01, 1.0), ceiling_W - LEAST_CLIMB).clip(0.0),
+        autocorrelation=none_W, noise_sd=none_W, most=1.0,
+    )  # fmt: skip
     like = Curve([0.0, budget], [0.0, 0.0], axis=axis)
-    return Expected(
-        worlds, EvaluationNoise(), source, like, ASSUMED_SEED_SD, f"assumed: nine in ten within ±{MARGIN:g}"
-    )
-
-
-SYMBOLS = {"asymptote": "A", "efficiency": "B", "midpoint": "C_mid", "initial": "R0"}
-NAMES = {
-    "asymptote": "the ceiling A",
-    "efficiency": "the steepness B",
-    "midpoint": "the midpoint C_mid",
-    "initial": "R0",
-}
-"""Names of the numbers of an expected curve in errors."""
+    seeds = f"assumed: nine in ten within ±{MARGIN:g}"
+    return Expected(worlds, EvaluationNoise(), "assumed like the paper's", like, ASSUMED_SEED_SD, seeds)
 
 
 def normal_deviate(probability: Array) -> Array:
@@ -618,13 +587,14 @@ def sentence_of(best: Prospect, tried: Sequence[Prospect], longer: Prospect, lik
 def best_buy(best: Prospect, others: dict[str, Prospect]) -> str:
     """Return which change at the cost of twice the evaluations narrows A most, as a sentence."""
     same = {name: option for name, option in others.items() if name in DOUBLED}
-    name, most = min(same.items(), key=lambda item: item[1].asymptote_within)
-    saved = best.asymptote_within - most.asymptote_within
+    most = min(same.values(), key=lambda option: option.asymptote_within)
     more = most.evaluations.completions - best.evaluations.completions
-    if saved < 0.05 * best.asymptote_within:
-        return f"Another {more:,} completions would narrow A by less than a twentieth."
+    if most.narrows(best) < TOLD_APART:
+        return f"Another {more:,} completions narrow A by less than the simulation can tell."
+    # what costs the same and is not told from the best
+    equal = [other for other, option in same.items() if option is most or most.narrows(option) < TOLD_APART]
     return (
-        f"For another {more:,} completions, {name} narrow A most, from ±{best.asymptote_within:.3f} to "
+        f"For another {more:,} completions, {' or '.join(equal)} narrow A most, from ±{best.asymptote_within:.3f} to "
         f"±{most.asymptote_within:.3f}."
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +13,30 @@ from simulated_runs import run, write
 from simulated_study import Truth, write_study
 
 from scalerl.core.rows import read_points
-from scalerl.scaling import Curve, CurveError, Evaluations, compare, design, expected_curve, expected_of_runs, fit
+from scalerl.scaling import (
+    Curve,
+    CurveError,
+    Evaluations,
+    compare,
+    design,
+    designs,
+    expected_curve,
+    expected_of_runs,
+    fit,
+)
 from scalerl.scaling.designs import EvaluationNoise, Prospect, detection_power, prospect, prospect_line, usual_prospect
-from scalerl.scaling.law import sigmoid
+from scalerl.scaling.law import plain_draws, sigmoid
 
 FEW = pytest.mark.usefixtures("few_worlds")
-PAPER = {"asymptote": 0.61, "efficiency": 1.92, "midpoint": 2542.0, "initial": 0.2}
+
+
+def papers_runs():
+    """Return runs that all have the curve of the paper."""
+    one = np.ones(designs.WORLDS)
+    numbers = {"asymptote": 0.61, "efficiency": 1.92, "midpoint": 2542.0, "initial": 0.2}
+    columns = {name: value * one for name, value in numbers.items()}
+    worlds = plain_draws(**columns, autocorrelation=0 * one, noise_sd=0 * one, most=1.0)
+    return replace(expected_curve(16_000.0), worlds=worlds)
 
 
 @pytest.fixture
@@ -75,7 +94,7 @@ def test_eleven_evaluations_never_identify_a_ceiling_and_fifty_one_usually_do():
 
 @pytest.mark.parametrize(("count", "prompts"), [(26, 200), (51, 200)])
 def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs(count, prompts):
-    promised = prospect(expected_curve(16_000.0, **PAPER), 16_000.0, Evaluations(count, prompts, 4))
+    promised = prospect(papers_runs(), 16_000.0, Evaluations(count, prompts, 4))
     fits = [fit(noisy(100 + seed, prompts, 4, 0.005, 0.07 * 16_000, count)) for seed in range(40)]
     assert np.mean([f.identified for f in fits]) == pytest.approx(promised.identified, abs=0.25)
     assert 1.645 * np.median([f.asymptote.sd for f in fits]) == pytest.approx(promised.asymptote_within, rel=0.3)
@@ -85,7 +104,7 @@ def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs(c
 
 @FEW
 def test_each_way_to_spend_completions_narrows_what_it_can():
-    size, look = Evaluations(26, 200, 4), expected_curve(16_000.0, **PAPER)
+    size, look = Evaluations(26, 200, 4), papers_runs()
     base = prospect(look, 16_000.0, size)
     for more in (Evaluations(51, 200, 4), Evaluations(26, 800, 4), Evaluations(26, 200, 16)):
         assert prospect(look, 16_000.0, more).asymptote_within < base.asymptote_within
@@ -98,6 +117,19 @@ def test_each_way_to_spend_completions_narrows_what_it_can():
     assert base.other_prompts_within == pytest.approx(0.041, abs=0.001)
 
 
+def test_designs_over_the_same_runs_differ_only_beyond_their_standard_error():
+    def designed(sd_W):
+        return replace(usual, sd_W=np.array(sd_W))
+
+    usual = prospect(expected_curve(1.0), 1.0, Evaluations(11, 200, 4))
+    # ln 2 in every run: no scatter; halved and doubled in turn: mean 0
+    assert designed([0.01, 0.02]).narrows(designed([0.02, 0.04])) > 1e6
+    assert designed([0.01, 0.02]).narrows(designed([0.02, 0.01])) == pytest.approx(0.0)
+    # ln 2 and 0: mean ln 2 / 2, deviation ln 2 / 2, over the root of two
+    assert designed([0.01, 0.02]).narrows(designed([0.02, 0.02])) == pytest.approx(2**0.5)
+
+
+@FEW
 def test_the_cost_is_the_share_of_completions_in_device_hours_and_money():
     # 51 x 200 x 4 = 40,800 of 408,000: a tenth of 1,000 device-hours, at $2 each
     found = prospect(expected_curve(1000.0), 1000.0, Evaluations(51, 200, 4), 408_000, 2.0)
@@ -125,7 +157,7 @@ def test_the_power_with_known_errors_is_that_of_a_normal_test(seeds, difference)
 
 @pytest.mark.slow
 def test_the_power_is_that_of_compare():
-    rng, expected = np.random.default_rng(3), expected_curve(16_000.0, **PAPER)
+    rng, expected = np.random.default_rng(3), papers_runs()
     one = prospect(expected, 16_000.0, Evaluations(51, 1000, 4))
     promised = detection_power(one, expected.seed_sd, 2, 0.04)
 
@@ -168,14 +200,14 @@ def test_a_number_that_is_not_enough_is_compared_with_one_that_is_and_enough_is_
     [(1500.0, "Do not plan with the ceiling: "), (6500.0, "Train to 13,000 device-hours to know the ceiling")],
 )
 def test_a_budget_that_ends_in_the_climb_is_not_promised_a_ceiling(budget, start):
-    found = design(expected_curve(budget, **PAPER), budget, count=51, prompts=200)
+    found = design(papers_runs(), budget, count=51, prompts=200)
     assert found.sentence.startswith(start) and found.recommended.identified < 0.8
 
 
 @pytest.mark.slow
 @FEW
 def test_two_recipes_need_more_seeds_for_a_smaller_difference():
-    look = expected_curve(16_000.0, **PAPER)
+    look = papers_runs()
     large, small = (design(look, 16_000.0, count=51, difference=d).two_recipes for d in (0.08, 0.03))
     assert large.best.seeds < small.best.seeds and large.best.cost.compute < small.best.cost.compute
     assert small.best.power >= 0.8 and small.best.cost.compute == 2 * small.best.seeds * small.best.budget
@@ -187,15 +219,11 @@ def test_two_recipes_need_more_seeds_for_a_smaller_difference():
     ("words", "message"),
     [
         (["--budget", "-5"], "the budget must be a number above 0; got -5"),
-        (["--budget", "9", "--ceiling", "1.2"], "the ceiling A must lie in [0, 1]; got 1.2"),
-        (["--budget", "9", "--steepness", "0"], "the steepness B must lie in [0.05, 20]; got 0"),
-        (["--budget", "9", "--ceiling", "0.5", "--r0", "0.6"], "R0 must be below A; got 0.6 and 0.5"),
         (["--budget", "9", "--evaluations", "4"], "the number of evaluations must be a whole number from 5 to 10,000"),
         (["--budget", "9", "--prompts", "0"], "--prompts: got '0'; allowed: a whole number from 1"),
         (["--budget", "9", "--difference", "2"], "the difference of the ceilings must lie between 0 and 1; got 2"),
         (["--budget", "9", "--completions", "0"], "completions must be a number above 0; got 0"),
         (["--budget", "9", "--price", "-1"], "the price of a device-hour must be a number above 0; got -1"),
-        (["one.jsonl", "--budget", "9", "--ceiling", "0.5"], "got --ceiling and past runs"),
         (["none.jsonl", "--budget", "9"], "none.jsonl: no such file"),
         ([], "required: --budget"),
     ],
