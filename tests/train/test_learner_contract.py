@@ -498,12 +498,10 @@ def test_a_rank_killed_in_a_collective_is_named_and_all_processes_end(benches):
     first, second = (process.pid for process in ranks._processes)
     os.kill(second, signal.SIGSTOP)  # so that the first waits for it in a collective
     threading.Timer(0.5, os.kill, (second, signal.SIGKILL)).start()
-    began = time.monotonic()
     with pytest.raises(
         LearnerDied, match=rf"trainer rank 1 of 2 \(process {second}\) was killed by signal 9 during `st"
     ):
         group.step(batch())
-    assert time.monotonic() - began < 10
     assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
     with pytest.raises(LearnerDied, match="trainer rank 1 of 2"):
         group.step(batch())
