@@ -319,7 +319,11 @@ def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_
     [
         (Placement(silence_timeout_s=60), {}, "has not answered for 61 s"),
         (Placement(silence_timeout_s=60), {"decode_s": 600.0}, "has sampled no token for 61 s"),
-        (Placement(transfer_timeout_s=60), {"swap_s": 600.0}, "transfer of version 2 of the weights took more than 60 s"),
+        (
+            Placement(transfer_timeout_s=60),
+            {"swap_s": 600.0},
+            "transfer of version 2 of the weights took more than 60 s",
+        ),
     ],
     ids=["silent", "stuck", "transfer"],
 )
