@@ -53,7 +53,7 @@ def lab_model(made_once):
 
 @pytest.fixture(scope="session")
 def lab_run(made_once, lab_model):
-    """A finished run of runs.SMALL with `lab_model`, which tests only read; lab-run.txt next to it has what it printed."""
+    """A finished run of runs.SMALL with `lab_model`, to be read only; lab-run.txt next to it is what it printed."""
     import runs
 
     return made_once("lab-run", lambda path: path.with_suffix(".txt").write_text(runs.train(lab_model, path)))
