@@ -30,6 +30,7 @@ class Run:
     """A trainer that only waits, with a generator whose engines never take a version or a newer one."""
 
     def __init__(self, monkeypatch, policy=POLICIES[0], hangs_at=1, **changed):
+        monkeypatch.setattr(module, "GENERATOR_END_S", 0.3)  # a stopped process is killed after it
         monkeypatch.setattr(module, "STOP_PATIENCE_S", 0.3)
         monkeypatch.setattr(module, "STOP_ANSWER_S", 60.0)  # NoAnswer, if an answer never comes
         self.spec = replace(ScriptedSpec(policy, slots=12, eager=True, hangs_at=hangs_at), **changed)
@@ -116,7 +117,7 @@ def test_an_evaluation_ends_and_the_step_is_saved(policy, stopped, begin, tmp_pa
     run = begin(policy)
     run.start()
     run.step(0)
-    run.stop(after_s=0.0 if stopped == "before" else 0.7)
+    run.stop(after_s=0.0 if stopped == "before" else 0.3)
     with pytest.raises(Interrupted) as caught:
         run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2)
     assert caught.type is Interrupted
@@ -128,7 +129,7 @@ def test_an_evaluation_ends_and_the_step_is_saved(policy, stopped, begin, tmp_pa
 def test_an_evaluation_ends_whose_sequences_never_finish(begin, tmp_path):
     run = begin(hangs_at=1 << 30, mean_tokens=1e9, max_evaluated=100_000)
     run.start()
-    run.stop(after_s=0.5)
+    run.stop(after_s=0.3)
     with pytest.raises(Interrupted) as caught:
         run.pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
     assert caught.type is Interrupted
@@ -151,7 +152,7 @@ def test_the_snapshot_of_a_version_that_the_engines_do_not_take_is_saved_without
     run = begin()
     run.start()
     run.step(0)
-    run.stop(after_s=0.5)
+    run.stop(after_s=0.3)
     state = run.save(1, tmp_path / "state")
     assert state["schedule"]["counts"][0] == state["sampling_version"] == 1
     resumes(run, begin, state, tmp_path / "state", 1)

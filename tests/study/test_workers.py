@@ -59,6 +59,7 @@ def ray():
     module.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_ray_jobs_have_an_exit_code_and_a_log_and_can_be_stopped(ray, tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **options: None)  # Ray is initialized by the fixture
