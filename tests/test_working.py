@@ -214,7 +214,7 @@ def test_a_signal_before_there_is_anything_to_save_is_acknowledged_if_the_comman
         line = process.stderr.readline() + process.stderr.readline()
         assert line.strip() == "stopping (interrupt again to stop immediately)"
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate()
+        error = process.stderr.read()  # `communicate` would close the input, which ends the C function
     assert process.returncode == 130 and "stopped at once by SIGINT" in error
 
 

@@ -492,6 +492,7 @@ def test_a_checkpoint_of_another_model_is_refused(benches, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ deaths
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_a_collective_is_named_and_all_processes_end(benches):
     group = benches.group(2)
     ranks = benches.ranks(2)
@@ -526,6 +527,7 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_without_a_call_is_named_at_the_next_check():
     ranks = RankProcesses([Misbehaving("rest", rank) for rank in range(2)])
     ranks.watch()
@@ -538,6 +540,7 @@ def test_a_rank_that_ends_without_a_call_is_named_at_the_next_check():
     ranks.watch()  # they have been ended
 
 
+@pytest.mark.slow
 def test_user_errors_are_raised_unchanged_while_the_other_rank_waits():
     with pytest.raises(ConfigError, match="got nothing"):
         RankProcesses([Misbehaving("refuse", rank) for rank in range(2)])

@@ -50,10 +50,12 @@ def printed(tmp_path_factory):
     return texts
 
 
+@pytest.mark.slow
 def test_every_example_runs_and_writes_its_files(printed):
     assert len(printed) >= 12 and {"report.html", "curve.png", "young.jsonl"} <= printed["files"]
 
 
+@pytest.mark.slow
 def test_the_examples_print_what_the_page_describes(printed):
     assert "NOT identified" in printed["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
     compared = next(text for example, text in printed.items() if example.startswith("scalerl compare"))
