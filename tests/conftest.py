@@ -134,6 +134,13 @@ def scored_here(monkeypatch):
 
 
 @pytest.fixture
+def no_prospect(monkeypatch):
+    """Plans and dry runs do not say what the curve will tell, for which they fit up to 200 simulated runs."""
+    for module in ("plan", "new", "train"):
+        monkeypatch.setattr(f"scalerl.cli.{module}.curve_line", lambda config, held_out=None: "curve: not simulated")
+
+
+@pytest.fixture
 def handlers():
     """Restore the signal handlers after a test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}

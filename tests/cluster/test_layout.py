@@ -344,7 +344,7 @@ def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
 
 
 @pytest.mark.usefixtures("prompt_file")
-def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys):
+def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, no_prospect):
     code, out, _ = call(capsys, "train", "--dry-run")
     assert code == 0 and "# model: 133,120 parameters" in out and "# placement: one trainer process" in out
     words = ["--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--device", "cuda", "--placement.gpu_gb", "24"]

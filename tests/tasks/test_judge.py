@@ -103,7 +103,7 @@ def test_what_fails_to_the_end_is_left_out_and_counted_never_wrong(fake, reply):
 def test_a_reply_after_the_time_limit_does_not_count(fake):
     (score,), _ = scores(fake, [2.0], timeout_s=0.2, retries=0)
     assert not score.counted
-    (score,), _ = scores(fake, [2.0, "Score: 1"], timeout_s=0.5)
+    (score,), _ = scores(fake, [2.0, "Score: 1"], timeout_s=0.5, retries=9)
     assert score.passed
 
 
