@@ -4,7 +4,6 @@ import json
 import queue
 import socket
 import threading
-import time
 import urllib.request
 
 import numpy as np
@@ -567,13 +566,13 @@ def test_a_rollout_that_is_dropped_leaves_nothing_under_way():
 
 
 def test_programs_run_at_most_as_many_as_the_task_allows():
-    running, most = [], []
+    running, most, three = [], [], threading.Barrier(3)
 
     def run(url, key, row):
         running.append(1)
         most.append(len(running))
+        three.wait(60)
         chat(url, key, [user("x")])
-        time.sleep(0.02)
         running.pop()
         return 1.0
 
