@@ -98,7 +98,7 @@ def submit(engine, count=1, row=None, first=0):
     engine.submit([Request.of((0, number), prompt, number) for number in range(first, first + count)])
 
 
-def finish(engine, seconds=30.0):
+def finish(engine, seconds=60.0):
     """Poll until nothing is under way; return the rollouts by number."""
     done, until = {}, time.monotonic() + seconds
     while engine.occupancy().busy:
@@ -122,7 +122,7 @@ def post(url, key, body, path="/chat/completions"):
         url + path, data, {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

@@ -37,7 +37,7 @@ class Opened:
             });
         })()""")
 
-    def until(self, script, seconds=20.0):
+    def until(self, script, seconds=60.0):
         """Wait until an expression is true; works also if the page's security policy forbids wait_for_function."""
         end = time.monotonic() + seconds
         while not self.tab.evaluate(script):

@@ -27,17 +27,36 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(scope="session")
-def lab_model(tmp_path_factory, worker_id):
+def made_once(tmp_path_factory, worker_id):
+    """A function that returns the path of a name, which a function makes in the first process that asks for it."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own if worker_id == "master" else own.parent  # of all processes of pytest-xdist
+
+    def path_of(name, make):
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (shared / f"{name}.made").exists():
+                make(shared / name)
+                (shared / f"{name}.made").touch()
+        return shared / name
+
+    return path_of
+
+
+@pytest.fixture(scope="session")
+def lab_model(made_once):
     """A tiny model trained on a few hundred traces; some of its answers pass, so its rewards have variance."""
     import runs
 
-    own = tmp_path_factory.getbasetemp()
-    shared = own if worker_id == "master" else own.parent  # one model for all processes of pytest-xdist
-    with (shared / "lab.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (shared / "lab-model").exists():
-            runs.make_model(own / "lab").rename(shared / "lab-model")
-    return shared / "lab-model"
+    return made_once("lab-model", runs.make_model)
+
+
+@pytest.fixture(scope="session")
+def lab_run(made_once, lab_model):
+    """A finished run of runs.SMALL with `lab_model`, to be read only; lab-run.txt next to it is what it printed."""
+    import runs
+
+    return made_once("lab-run", lambda path: path.with_suffix(".txt").write_text(runs.train(lab_model, path)))
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +131,13 @@ def scored_here(monkeypatch):
             pass
 
     monkeypatch.setattr(scoring, "ScoringPool", Here)
+
+
+@pytest.fixture
+def no_prospect(monkeypatch):
+    """Plans and dry runs do not say what the curve will tell, for which they fit up to 200 simulated runs."""
+    for module in ("plan", "new", "train"):
+        monkeypatch.setattr(f"scalerl.cli.{module}.curve_line", lambda config, held_out=None: "curve: not simulated")
 
 
 @pytest.fixture

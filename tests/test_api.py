@@ -35,7 +35,7 @@ def script(tmp_path, body):
 
 @pytest.fixture(scope="module")
 def trained(lab_model, tmp_path_factory):
-    """Return the output of a script that trained a run, and the run."""
+    """Return the output of a script that trained a run."""
     place = tmp_path_factory.mktemp("api")
     process = script(
         place,
@@ -51,39 +51,44 @@ def trained(lab_model, tmp_path_factory):
     )
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
-    return text, scalerl.load(place / "first")
+    return text
 
 
+@pytest.fixture
+def run(lab_run):
+    return scalerl.load(lab_run)
+
+
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_trains_once_and_shows_its_steps(trained):
-    text, _ = trained
+    text = trained
     assert text.count("imported") == 1  # no process of the run imported the script again
     assert "step 6/6" in text and "Run('first', step 6 of 6) True torch.float64" in text
 
 
+@pytest.mark.slow
 def test_a_run_says_when_it_evaluates_trains_and_saves(trained):
-    phases = [line.partition(": ")[2] for line in trained[0].splitlines() if line.startswith("phase: ")]
+    phases = [line.partition(": ")[2] for line in trained.splitlines() if line.startswith("phase: ")]
     initials = "".join(phase[0] for phase, _ in groupby(phases))
     # evaluations at steps 0 to 6, checkpoints after steps 4 and 6, and the model at the end
     assert initials == 5 * "et" + "st" + 2 * "et" + "sts"
 
 
-def test_a_run_gives_its_configuration_points_and_metrics(trained):
-    run = trained[1]
-    assert (run.config.seed, run.config.recipe.generations_per_prompt, run.step) == (3, 4, 6)
+def test_a_run_gives_its_configuration_points_and_metrics(run):
+    assert (run.config.seed, run.config.recipe.generations_per_prompt, run.step) == (0, 4, 24)
     points, metrics = run.points, run.metrics
-    assert list(points["step"]) == [0, 1, 2, 3, 4, 5, 6] and list(metrics["step"]) == [1, 2, 3, 4, 5, 6]
+    assert list(points["step"]) == [0, 6, 12, 18, 24] and list(metrics["step"]) == list(range(1, 25))
     assert (run.model_path / "config.json").exists()
 
 
-def test_rows_are_dicts_without_pandas(trained, monkeypatch):
+def test_rows_are_dicts_without_pandas(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert [row["step"] for row in trained[1].points] == [0, 1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in run.points] == [0, 6, 12, 18, 24]
 
 
-def test_a_run_can_fit_forecast_advise_and_plot(trained):
-    run = trained[1]
+def test_a_run_can_fit_forecast_advise_and_plot(run):
     found, ahead = run.fit(), run.forecast(at=["2x"])
-    assert len(found.curve) == 7 and found.curve.metric[-1] == run.points["pass_rate"].iloc[-1]
+    assert len(found.curve) == 5 and found.curve.metric[-1] == run.points["pass_rate"].iloc[-1]
     assert len(ahead.at) == 1 and ahead.at[0].low <= ahead.at[0].mean <= ahead.at[0].high
     assert run.advise().action in ("continue", "stop", "not known yet")
     axes = run.plot(compute="tokens")

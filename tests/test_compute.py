@@ -1,4 +1,4 @@
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,11 +124,14 @@ def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
     assert counter.get_total_flops() - 3 * unseen(sizes, 24, 24) == sizes.training_flops(24, predicted=5)
 
 
-def test_a_stopwatch_excludes_the_given_seconds():
+def test_a_stopwatch_excludes_paused_seconds(monkeypatch):
+    clock = SimpleNamespace(now=7.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr("scalerl.training.progress.time", clock)
     watch = Stopwatch(100.0)
     watch.start()
-    time.sleep(0.02)
+    clock.now += 2.0
     with watch.paused():
-        time.sleep(0.2)
-    time.sleep(0.02)
-    assert 100.04 <= watch.seconds < 100.15
+        clock.now += 20.0
+        assert watch.seconds == 102.0
+    clock.now += 3.0
+    assert watch.seconds == 105.0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import weakref
@@ -66,11 +67,11 @@ def evaluate(place, monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def place(lab_model, tmp_path_factory):
+def place(lab_run, tmp_path_factory):
     root = tmp_path_factory.mktemp("eval")
     rows = [{"prompt": f"{a}+{b}=<think>", "answer": str((a + b) % 10)} for a in range(10) for b in range(4)]
     write_rows(root / "sums.jsonl", rows)
-    runs.train(lab_model, root / "run", "--steps", "6")
+    shutil.copytree(lab_run, root / "run")
     (root / "empty").mkdir()
     return root
 

@@ -129,7 +129,9 @@ def test_a_program_keeps_tags_in_its_text_and_its_indentation():
     (letters, ["<think>", "5", "</think>", "<answer>", "7", "</answer>"], "7", True),
     (llama2, ["<think>", "▁", "5", "</think>", "7"], "7", True),
 ])  # fmt: skip
-def test_an_evaluation_judges_the_text_with_its_tags(tmp_path, monkeypatch, capsys, tokenizer, written, answer, passed):
+def test_an_evaluation_judges_the_text_with_its_tags(
+    tmp_path, monkeypatch, capsys, scored_here, tokenizer, written, answer, passed
+):
     monkeypatch.chdir(tmp_path)
     made = tokenizer()
     chain = made.convert_tokens_to_ids(["?", *written, "<end>"])

@@ -173,6 +173,7 @@ def test_a_layer_that_cannot_be_traced_is_not_compiled(monkeypatch):
     assert all("forward" not in vars(layer) for layer in policy.model.model.layers)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_layers_are_trained_as_before(monkeypatch):
     def fail(graph, inputs):
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")

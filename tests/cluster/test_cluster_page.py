@@ -39,6 +39,7 @@ def with_prompts(block, file):
     return re.sub(r'"(/shared/)?\w+\.jsonl"', f'"{file}"', block)
 
 
+@pytest.mark.usefixtures("no_prospect")
 @pytest.mark.parametrize("block", BLOCKS, ids=[file.stem for file in FILES])
 def test_a_configuration_passes_a_dry_run(block, tmp_path, prompt_file, capsys):
     file = tmp_path / "run.toml"

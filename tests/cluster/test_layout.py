@@ -344,7 +344,7 @@ def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
 
 
 @pytest.mark.usefixtures("prompt_file")
-def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys):
+def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, no_prospect):
     code, out, _ = call(capsys, "train", "--dry-run")
     assert code == 0 and "# model: 133,120 parameters" in out and "# placement: one trainer process" in out
     words = ["--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--device", "cuda", "--placement.gpu_gb", "24"]
@@ -458,11 +458,11 @@ def test_the_largest_sizes_that_are_accepted_are_planned_in_seconds(capsys, prom
     sizes = {"hidden_size": 10**9, "num_hidden_layers": 10**4, "num_attention_heads": 10**9, "vocab_size": 10**9,
              "num_key_value_heads": 10**9, "intermediate_size": 10**9, "model_type": "qwen3"}  # fmt: skip
     (model / "config.json").write_text(json.dumps(sizes))
-    began = time.monotonic()
+    began = time.process_time()
     for words in ([], ["--placement.engine", "vllm", "--placement.tensor_parallel", "3"], ["--gpus", "1000"]):
         code, _, error = call(capsys, "plan", "--model", model, "--data", "p.jsonl", *words)
         assert code == 2 and ("allowed" in error)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.usefixtures("prompt_file")

@@ -45,6 +45,7 @@ def cluster():
         ray.shutdown()
 
 
+@pytest.mark.slow
 def test_the_device_is_that_of_the_cluster_and_not_of_the_driver(cluster):
     assert not torch.cuda.is_available()
     config = resolve(ON_RAY).config
@@ -99,6 +100,7 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
             pair[0]._restarter._future.result().stop()
 
 
+@pytest.mark.slow
 def test_an_actor_without_gpus_sees_none(cluster):
     class Plain:
         pass
@@ -107,6 +109,7 @@ def test_an_actor_without_gpus_sees_none(cluster):
     assert ray.get(actor.__ray_call__.remote(VISIBLE)) == ""
 
 
+@pytest.mark.slow
 def test_too_few_gpus_of_the_cluster_are_an_error_before_the_run(cluster):
     with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no host has 2 left"):
         resolve(replace(ON_RAY, placement=replace(ON_RAY.placement, generators=4)))

@@ -100,6 +100,7 @@ def function(name):
     return PLACED + f'[[data]]\nkind = "file"\npath = "none.jsonl"\nreward = "far_rewards:{name}"\npass_reward = 2.0'
 
 
+@pytest.mark.slow
 def test_failed_rewards_are_counted_over_all_actors_and_end_the_run_above_the_limit(scorers):
     scorer = scorers(function("f"))["far_rewards:f"]
     assert scores(scorer, prompt("far_rewards:f"), ["a", "abc"]) == [Score(1.0, False), Score(3.0, True)]

@@ -44,11 +44,11 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
 def test_a_long_stretch_of_empty_lines_is_refused_at_once(tmp_path, empty):
     """1 MB of a compressed file can hold a billion of them."""
     many = empty * ((1 << 20) // len(empty) + 1)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES.encode() + 200 * many))
-    began = time.monotonic()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES.encode()) + 200 * gzip.compress(many))
+    began = time.process_time()
     with pytest.raises(ConfigError, match=rf"line {3 + (1 << 20) // len(empty) + 1}: more than 1 MiB of empty lines"):
         read(tmp_path / "a.jsonl.gz")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     (tmp_path / "b.jsonl").write_bytes(many)
     with pytest.raises(ConfigError, match="more than 1 MiB of empty lines"):
         read(tmp_path / "b.jsonl")

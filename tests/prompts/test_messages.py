@@ -217,7 +217,9 @@ def test_the_arguments_of_a_template_are_a_table(capsys):
     assert "allowed: a JSON object" in capsys.readouterr().err
 
 
-def test_a_dry_run_says_what_the_template_does_and_refuses_what_the_run_would(tmp_path, capsys):
+def test_a_dry_run_says_what_the_template_does_and_refuses_what_the_run_would(
+    tmp_path, capsys, scored_here, no_prospect
+):
     tokenizer = tiny_tokenizers.letters()
     rows = [{"prompt": f"{a}+1", "answer": str(a + 1)} for a in range(8)]
     file = write_rows(tmp_path / "p.jsonl", rows)

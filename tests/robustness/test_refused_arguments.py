@@ -162,5 +162,5 @@ PATHS = [
 
 
 @pytest.mark.parametrize("case", [*PLANS, *TOMLS, *WORDS, *PATHS], ids=lambda case: case.name)
-def test_invalid_arguments_are_refused_in_one_line(case, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused_in_one_line(case, tmp_path, monkeypatch, no_prospect):
     check_here(case, tmp_path, monkeypatch)

@@ -59,6 +59,9 @@ class FakeVllm:
         self.version_name, self.max_model_len, self.vocabulary = "0.32.0", 4096, VOCABULARY
         self.development, self.scale_out, self.processed = True, True, True
         self.delay_s, self.load_s, self.preempted_s = 0.0005, 0.0, 0.0
+        self.loads = threading.Event()
+        """Whether requests to load weights go on."""
+        self.loads.set()
         self.faults: Counter[str] = Counter()
         """Number of next requests with each fault: refuse, hang, preempt, drop, half, error, nonsense, short, no_pause,
         no_load, wrong_label, lost_mask, stale."""
@@ -213,6 +216,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.fake.suffers("no_load") or not path.exists():
             return self.answer(500, {"error": {"message": f"No such file or directory: {path}"}})
         time.sleep(self.fake.load_s)
+        self.fake.loads.wait(60)
         self.fake.weights = int(re.search(r"version_(\d+)", path.name)[1])
         self.answer(200, {"message": "Weights updated"})
 

@@ -4,11 +4,11 @@ import json
 import queue
 import socket
 import threading
-import time
 import urllib.request
 
 import numpy as np
 import pytest
+import runs
 from agent_parts import chat, engine_of, finish, post, refusal, rollout_of, submit, user
 
 from scalerl.tasks.agents.harness import Report
@@ -536,13 +536,10 @@ def test_a_closed_connection_takes_its_turn_back():
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            time.sleep(0.3)
+            runs.wait_for(lambda: engine._inner.under_way)  # its turn is asked for
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode() + body)  # closed within the body
-        for _ in range(100):
-            if len(engine._inner.cancelled) == 1:
-                break
-            time.sleep(0.05)
+        runs.wait_for(lambda: len(engine._inner.cancelled) == 1)
         engine._inner.polls = 1
         chat(url, key, [user("one")])
         return 1.0
@@ -562,23 +559,20 @@ def test_a_rollout_that_is_dropped_leaves_nothing_under_way():
 
     engine = engine_of(shout, run, polls=10**9)
     submit(engine, 2)
-    until = time.monotonic() + 10
-    while len(engine._inner.under_way) < 2 and time.monotonic() < until:
-        engine.poll()
-        time.sleep(0.01)
+    runs.wait_for(lambda: engine.poll() or len(engine._inner.under_way) == 2)
     engine.cancel([(0, 0), (0, 1)])
     assert not engine.occupancy().busy and len(engine._inner.cancelled) == 2
     assert finish(engine) == {}
 
 
 def test_programs_run_at_most_as_many_as_the_task_allows():
-    running, most = [], []
+    running, most, three = [], [], threading.Barrier(3)
 
     def run(url, key, row):
         running.append(1)
         most.append(len(running))
+        three.wait(60)
         chat(url, key, [user("x")])
-        time.sleep(0.02)
         running.pop()
         return 1.0
 

@@ -121,7 +121,7 @@ def test_engines_that_sample_on_their_own_do_so_in_another_process_too(remote):
     for one, first in ((engine, 0), (evaluator, 9)):
         engine.swap(3 + first)
         one.submit(requests(9))
-        finished, until = [], time.monotonic() + 20
+        finished, until = [], time.monotonic() + 60
         while len(finished) < 9 or engine.version != 3 + first:
             assert time.monotonic() < until
             engine.advance()

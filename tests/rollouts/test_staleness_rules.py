@@ -26,7 +26,7 @@ def figures():
             LAB.recipe, prompts_per_step=16, generations_per_prompt=16, length=CONTROL, off_policy=off_policy
         )
         config = replace(LAB, recipe=recipe, rollouts=replace(LAB.rollouts, slots=256, expected_tokens=40))
-        rows[rule] = simulate_run(config, Speeds(update_seconds=lambda lengths: 20.0), LENGTHS, updates=160)
+        rows[rule] = simulate_run(config, Speeds(update_seconds=lambda lengths: 20.0), LENGTHS, updates=100)
     return rows
 
 

@@ -247,11 +247,13 @@ def test_superseded_versions_are_skipped_and_released(make, server, files):
 
 
 def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server, files):
-    server.load_s = 0.2
     engine, _ = make()
-    for version in (1, 2, 1, 2, 1):
+    server.loads.clear()
+    engine.swap(1)
+    wait_for(lambda: "/update_weights" in server.calls)
+    for version in (2, 1, 2, 1):
         engine.swap(version)
-        time.sleep(0.03)
+    server.loads.set()
     wait_for(lambda: engine.version == 1 and engine.client._gate.is_set())
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 

@@ -95,7 +95,7 @@ def started(tmp_path):
         [sys.executable, "-c", PARENT, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     guard = int(parent.stdout.readline())
-    wait_for(facts.exists, 20)
+    wait_for(facts.exists)
     told = json.loads(facts.read_text())
     yield parent, guard, told, shared, facts
     parent.kill()

@@ -89,7 +89,7 @@ def test_two_servers_read_each_version_from_the_same_directory(tmp_path):
         for version in (1, 2):
             for pair in pairs:
                 pair[0].swap(version)
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while not first.label == second.label == str(version):
                 assert time.monotonic() < until
                 for pair in pairs:

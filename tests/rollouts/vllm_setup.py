@@ -94,7 +94,7 @@ def requests(count, first=0):
     return [Request((i, 0), (5, 2 + i % 7), stream_key("vllm", i)) for i in range(first, first + count)]
 
 
-def drain(engine, seconds=20.0):
+def drain(engine, seconds=60.0):
     """Poll until no sequence is under way."""
     finished, end = [], time.monotonic() + seconds
     while engine.occupancy().busy:
@@ -103,7 +103,7 @@ def drain(engine, seconds=20.0):
     return sorted(finished, key=lambda done: done.id)
 
 
-def wait_for(condition, seconds=10.0):
+def wait_for(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

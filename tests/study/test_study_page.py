@@ -49,6 +49,7 @@ def test_every_arm_is_listed_under_its_effect(results):
     assert "failed: loss is not finite at step 3" in unknown["broken"]
 
 
+@pytest.mark.slow
 def test_text_of_plans_and_logs_is_text(page_file, opened):
     assert "<b>matters" not in page_file.read_text()
     assert ABOUT in opened.tab.locator("p.about").inner_text()
@@ -117,6 +118,7 @@ def test_a_study_without_any_fit_has_a_page(tmp_path):
     assert "figures" not in [block["kind"] for block in made["blocks"]]
 
 
+@pytest.mark.slow
 def test_the_figures_draw_without_console_messages(opened):
     shown = opened.tab.eval_on_selector_all(
         ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length])"
@@ -126,6 +128,7 @@ def test_the_figures_draw_without_console_messages(opened):
     opened.check_quiet()
 
 
+@pytest.mark.slow
 def test_a_heading_sorts_with_unknown_values_last_in_both_directions(opened):
     assert opened.tab.locator("tbody th").first.inner_text() == "scalerl"  # the initial order
     headings = opened.tab.locator("thead button").all_inner_texts()
@@ -140,6 +143,7 @@ def test_a_heading_sorts_with_unknown_values_last_in_both_directions(opened):
         assert known == sorted(known, reverse=not ascending) and shown[4:] == ["–", "–"]
 
 
+@pytest.mark.slow
 def test_the_reader_chooses_arm_axis_and_ratio(opened):
     names = "document.getElementById('plot-curves').data.filter(t => t.showlegend).map(t => t.name).join()"
     assert opened.tab.evaluate(names) == "scalerl,dapo"
@@ -154,6 +158,7 @@ def test_the_reader_chooses_arm_axis_and_ratio(opened):
     opened.tab.wait_for_function(f"{largest} > 1.5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):

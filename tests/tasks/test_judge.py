@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ def fake():
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            server.asked.append((body, self.headers.get("Authorization"), time.monotonic()))
+            server.asked.append((body, self.headers.get("Authorization")))
             with server.lock:
                 reply = server.replies.pop(0) if len(server.replies) > 1 else server.replies[0]
                 server.now += 1
@@ -32,8 +33,8 @@ def fake():
             if isinstance(reply, float):
                 time.sleep(reply)
                 reply = "Score: 1"
-            elif server.pause:
-                time.sleep(server.pause)
+            elif server.together:
+                server.together.wait(60)  # for other requests, which must be sent at the same time
             with server.lock:
                 server.now -= 1
             if isinstance(reply, int):
@@ -50,7 +51,8 @@ def fake():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.replies, server.asked, server.lock, server.now, server.most, server.pause = [], [], threading.Lock(), 0, 0, 0
+    server.replies, server.asked, server.lock, server.now, server.most = [], [], threading.Lock(), 0, 0
+    server.together = None
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -101,7 +103,7 @@ def test_what_fails_to_the_end_is_left_out_and_counted_never_wrong(fake, reply):
 def test_a_reply_after_the_time_limit_does_not_count(fake):
     (score,), _ = scores(fake, [2.0], timeout_s=0.2, retries=0)
     assert not score.counted
-    (score,), _ = scores(fake, [2.0, "Score: 1"], timeout_s=0.5)
+    (score,), _ = scores(fake, [2.0, "Score: 1"], timeout_s=0.5, retries=9)
     assert score.passed
 
 
@@ -109,7 +111,7 @@ def test_the_judge_gets_question_reference_and_the_text_after_the_thinking(fake,
     monkeypatch.setenv("JUDGE_KEY", "k")
     template = "{question} | {answer} | {completion} | {other}"
     scores(fake, ["Score: 1"], ["<think>x</think> {answer}!"], template=template, key_variable="JUDGE_KEY")
-    body, key, _ = fake.asked[0]
+    body, key = fake.asked[0]
     assert (
         body["messages"] == [{"role": "user", "content": "What is 1+1? | 2 | {answer}! | {other}"}]
         and key == "Bearer k"
@@ -117,18 +119,18 @@ def test_the_judge_gets_question_reference_and_the_text_after_the_thinking(fake,
 
 
 def test_equal_requests_are_sent_once_and_others_at_the_same_time(fake):
-    fake.pause = 0.3
-    start = time.monotonic()
+    fake.together = threading.Barrier(4)
     found, _ = scores(fake, ["Score: 1"], [str(n) for n in range(8)], concurrency=4)
-    assert all(score.passed for score in found) and fake.most == 4 and time.monotonic() - start < 8 * 0.3
+    assert all(score.passed for score in found) and fake.most == 4
     again = judge.verify(ASKED, "3")
     assert again.passed and len(fake.asked) == 8
 
 
-def test_requests_keep_the_rate_limit(fake):
+def test_requests_keep_the_rate_limit(fake, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(judge, "time", SimpleNamespace(monotonic=lambda: 7.0, sleep=pauses.append))
     scores(fake, ["Score: 1"], ["1", "2", "3"], per_minute=300.0)
-    times = sorted(at for _, _, at in fake.asked)
-    assert times[-1] - times[0] >= 0.35  # two pauses of 0.2 s
+    assert sorted(pauses) == pytest.approx([0.0, 0.2, 0.4]) and len(fake.asked) == 3
 
 
 def test_scores_of_another_scale_and_words_are_read(fake):

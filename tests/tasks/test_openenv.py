@@ -117,7 +117,7 @@ def test_an_episode_is_replayed_for_each_reply(url):
         waiting.start()
         waiting.join(0.3)
         assert waiting.is_alive()
-    waiting.join(10)
+    waiting.join(60)
     assert texts[-1].messages[0]["content"] == "6"
     assert reply_to(prompt, [*said, {"role": "assistant", "content": '{"add": 3}'}]) == Reply(
         (), 0.5, rewards=(0.25, 0.25)

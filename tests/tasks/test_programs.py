@@ -59,9 +59,9 @@ def test_invalid_programs_fail(completion):
 
 def test_a_very_long_answer_fails_without_being_run():
     right = "x*3+4" + "+0" * 1_000_000
-    began = time.perf_counter()
+    began = time.process_time()
     assert not verify(f"</think>{right}", SHOWN + HIDDEN)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
     assert verify("</think>" + right[: programs.LONGEST - 1], SHOWN + HIDDEN)
 
 

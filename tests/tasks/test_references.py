@@ -23,7 +23,7 @@ def config_of(file, *words):
     return read_config(None, ["--model", "m", "--data", str(file), *sizes, *words])
 
 
-def test_references_that_fail_are_reported_with_file_and_line(tmp_path):
+def test_references_that_fail_are_reported_with_file_and_line(scored_here, tmp_path):
     answers = ["12", "$\\frac{1}{2}$", "No solution", "\\$6", "$ $"]
     file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file, "--scoring.failing_references", "0.2")
@@ -31,7 +31,7 @@ def test_references_that_fail_are_reported_with_file_and_line(tmp_path):
     assert note.startswith("math: 1 of 5 references fail their own verifier") and f"{file} line 5 (" in note
 
 
-def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
+def test_a_run_with_too_many_failing_references_is_refused(tmp_path, scored_here):
     answers = ["$ $", *map(str, range(18))]  # 1 of 19 is 5.3%
     file = write_rows(tmp_path / "p.jsonl", ({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file)

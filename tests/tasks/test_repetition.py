@@ -245,7 +245,7 @@ def parts_of(*words):
     return config.data, config.scoring
 
 
-def test_a_task_in_which_the_question_passes_as_its_answer_has_a_note():
+def test_a_task_in_which_the_question_passes_as_its_answer_has_a_note(scored_here):
     config = config_of("--task", "math")
     texts = ["Expand $(x+1)^2$", "Compute 12 * 13"]
     (note,) = repetition_notes(config.data, config.scoring, of_task(texts, ["x^2+2x+1", "156"], "math"))
@@ -254,7 +254,7 @@ def test_a_task_in_which_the_question_passes_as_its_answer_has_a_note():
     assert repetition_notes(config.data, config.scoring, of_task(texts[:1], ["x^2+2x+1"], "other")) == []
 
 
-def test_at_most_64_prompts_of_a_task_are_tried():
+def test_at_most_64_prompts_of_a_task_are_tried(scored_here):
     texts = [f"Expand $(x+{n})^2$" for n in range(200)]
     answers = [f"x^2+{2 * n}x+{n * n}" for n in range(200)]
     (note,) = repetition_notes(*parts_of("--task", "math"), of_task(texts, answers, "math"))

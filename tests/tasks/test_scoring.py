@@ -181,7 +181,7 @@ def test_an_asynchronous_reward_function_is_run(rewards_here, name, rewards):
     ],
 )
 def test_a_failing_asynchronous_reward_function_is_counted(rewards_here, name, message):
-    scorer = rewards_here(ASYNCHRONOUS, name, reward_timeout_s=2.0)
+    scorer = rewards_here(ASYNCHRONOUS, name, reward_timeout_s=1.0 if name == "sleeps" else 60.0)
     scores = score(scorer, prompt(), ["c", "d"])
     assert all(re.search(message, given.reason) for given in scores) and scorer.failures.failed == 2
 
@@ -209,7 +209,7 @@ BAD = """
     ],
 )
 def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_here, name, message):
-    scorer = rewards_here(BAD, name, reward_timeout_s=1.0)
+    scorer = rewards_here(BAD, name, reward_timeout_s=1.0 if name == "sleeps" else 60.0)
     first, second = score(scorer, prompt(), ["c", "d"])
     assert first == second == Score.missing("") and re.search(message, first.reason)
     assert scorer.failures.failed == 2

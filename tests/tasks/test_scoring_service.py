@@ -35,13 +35,13 @@ def test_submit_returns_before_the_verifier_does():
 
 
 def test_each_worker_judges_one_group_at_a_time():
-    together, most, lock = [0], [0], threading.Lock()
+    together, most, lock, three = [0], [0], threading.Lock(), threading.Barrier(3)
 
     def verify(prompt, text):
         with lock:
             together[0] += 1
             most[0] = max(most[0], together[0])
-        time.sleep(0.05)
+        three.wait(60)
         with lock:
             together[0] -= 1
         return True

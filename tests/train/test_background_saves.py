@@ -117,7 +117,7 @@ def test_only_one_checkpoint_is_written_at_a_time(tmp_path):
     thread.join(0.2)
     assert thread.is_alive() and len(saves) == 1
     saves[0].set_result(None)
-    thread.join(10.0)
+    thread.join(60.0)
     saves[1].set_result(None)
     parts.commit(wait=True)
     assert len(saves) == 2 and parts.store.steps() == [4, 8]
@@ -151,7 +151,7 @@ def test_the_end_of_a_run_waits_for_what_is_written(tmp_path):
     thread.join(0.2)
     assert thread.is_alive()
     saves[0].set_exception(OSError(errno.ENOSPC, "full"))  # reported by whatever ended the run
-    thread.join(10.0)
+    thread.join(60.0)
     assert not thread.is_alive()
 
 

@@ -21,6 +21,7 @@ def test_the_heap_is_trimmed_when_it_has_doubled_since_the_last_trim():
     assert done == [1, 1, 2, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc keeps it"
 )

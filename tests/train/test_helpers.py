@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from batches import change
+from runs import wait_for
 from test_learner import batch, make
 
 from scalerl.config.base import replace as replaced
@@ -24,16 +25,15 @@ def test_results_of_several_threads_are_returned_in_order():
 
     def task(number):
         threads.add(threading.current_thread().name)
+        wait_for(lambda: len(threads) >= 2)
         time.sleep(0.002 * (number % 3))
         return number
 
     for _ in range(3):
+        threads.clear()
         assert list(helpers.in_order([partial(task, number) for number in range(12)])) == list(range(12))
-    assert len(threads) >= 2
-    threads.clear()
-    assert list(helpers.in_order([partial(task, 5)], helped=False)) == [5]
+    assert list(helpers.in_order([threading.current_thread], helped=False)) == [threading.current_thread()]
     assert list(helpers.in_order([])) == []
-    assert threads == {threading.current_thread().name}
     helpers.close()
 
 
@@ -66,7 +66,8 @@ def test_a_helper_holds_at_most_a_few_results():
 
     results = helpers.in_order([partial(task, number) for number in range(20)])
     assert next(results) == 0
-    time.sleep(0.05)  # time for the helper to do all other tasks
+    wait_for(lambda: len(started) == 1 + AHEAD)
+    time.sleep(0.02)  # in which the helper could do all other tasks
     assert len(started) == 1 + AHEAD  # the first, and those that wait for their turn
     assert list(results) == list(range(1, 20))
     helpers.close()
@@ -80,14 +81,16 @@ def test_helpers_compute_with_the_thread_count_of_their_learner():
     other.start()
     other.join()
 
-    def task():
-        time.sleep(0.01)
-        return threading.current_thread().name, torch.get_num_threads()
+    threads = {}
 
-    threads = dict(helpers.in_order([task] * 6))
+    def task():
+        threads[threading.current_thread().name] = torch.get_num_threads()
+        return wait_for(lambda: len(threads) == 2)
+
+    assert all(helpers.in_order([task] * 6))
     helpers.close()
     torch.set_num_threads(before)
-    assert len(threads) == 2 and set(threads.values()) == {1}
+    assert set(threads.values()) == {1}
 
 
 @pytest.mark.parametrize("budget", [1, 12, 30])
@@ -130,12 +133,13 @@ def test_helpers_are_used_if_generators_have_waited():
 
     def noted(*arguments):
         threads.add(threading.current_thread())
-        time.sleep(0.002)
+        if idle_cores:
+            wait_for(lambda: len(threads) == 2)
         return original(*arguments)
 
-    learner._gradients = noted
+    learner._gradients, idle_cores = noted, False
     learner.step(given)
     assert threads == {threading.main_thread()}
+    idle_cores = True
     learner.step(replace(given, settings=UpdateSettings(idle_cores=True)))
-    assert len(threads) == 2
     learner.close()

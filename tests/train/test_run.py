@@ -19,10 +19,9 @@ from scalerl.training.catalog import METRICS
 from scalerl.view.run import FollowedRun
 
 
-@pytest.fixture(scope="module")
-def undisturbed(lab_model, tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "undisturbed"
-    return path, runs.train(lab_model, path)
+@pytest.fixture
+def undisturbed(lab_run):
+    return lab_run, lab_run.with_suffix(".txt").read_text()
 
 
 def test_a_run_writes_all_documented_files(undisturbed):

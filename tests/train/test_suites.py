@@ -41,6 +41,7 @@ def run(lab_model, tmp_path_factory):
     return root / "run", text
 
 
+@pytest.mark.slow
 def test_a_suite_has_points_with_all_its_prompts_and_its_number_of_samples(run):
     path, _ = run
     points = {task: [p for p in runs.rows(path, "points.jsonl") if p["task"] == task] for task in ("sums", "products")}
@@ -49,6 +50,7 @@ def test_a_suite_has_points_with_all_its_prompts_and_its_number_of_samples(run):
     assert {(p["prompts"], p["samples_per_prompt"]) for p in points["sums"]} == {(16, 2)}
 
 
+@pytest.mark.slow
 def test_a_suite_is_in_the_summary_and_not_in_the_forecast(run):
     path, printed = run
     last = [p for p in runs.rows(path, "points.jsonl") if p["task"] == "products"][-1]
@@ -61,6 +63,7 @@ def test_a_suite_is_in_the_summary_and_not_in_the_forecast(run):
     assert source.curve.label == "sums" and len(source.curve) == 3
 
 
+@pytest.mark.slow
 def test_every_evaluation_leaves_readable_rollouts_of_each_task(run):
     path, _ = run
     rows = runs.rows(path, "rollouts.jsonl")

@@ -35,6 +35,7 @@ def mixed(lab_model, tmp_path_factory):
     return place / "run", train(lab_model, place / "run", *MIXED, file=[place / "mixed.toml"])
 
 
+@pytest.mark.slow
 def test_every_evaluation_has_a_point_for_each_task_at_the_same_compute(mixed):
     path, printed = mixed
     points = runs.rows(path, "points.jsonl")

@@ -187,7 +187,7 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(
     assert [run["name"] for run in before["runs"]] == ["one"]
     write_run(tmp_path / "runs/two", rows=5, points=12)
     watcher.poll()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while (
         not (changed := watcher.changes_since(before["version"])["runs"])
         or not changed[-1]["tasks"]["arithmetic"]["fit"]

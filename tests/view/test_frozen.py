@@ -48,6 +48,7 @@ def test_the_file_and_the_server_have_the_same_page_of_a_run(run, tmp_path, caps
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_file_is_enlarged_without_a_server(run, tmp_path, capsys):
     add_steps(run, range(401, 411), **{"environment/<b>": 3.0})
     report(capsys, run, "-o", tmp_path / "page.html")

@@ -24,7 +24,7 @@ from scalerl.training.warnings import truncation
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 pytest.importorskip("plotly", reason="the live page needs the extra `watch`")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
 
 NAME = HOSTILE.replace("/", "⁄")
 """A name that a directory may have."""
@@ -301,7 +301,6 @@ def test_every_page_is_readable_at_any_width_in_light_and_dark(live, tab, width,
         assert contrast(luminance(behind), luminance(live.style(".rollout .text", "color"))) >= 4.5, tint
 
 
-@pytest.mark.slow
 def test_the_page_reports_a_lost_connection(live, place):
     tab = live.tab.context.browser.new_page()
     with served(place / "runs") as address:

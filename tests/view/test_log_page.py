@@ -132,6 +132,7 @@ def test_watch_takes_logs_beside_directories_and_says_what_it_follows(tmp_path):
     assert {log["name"] for log in json.loads(line.removeprefix("data: "))["logs"]} == {"grpo", "run"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_the_page_of_the_only_log_opens_at_once_is_readable_and_draws_all_of_its_values(tmp_path):
     path = tmp_path / "run.jsonl"

@@ -64,6 +64,7 @@ def test_the_page_has_every_run_recipe_and_number(page_file, studied):
     assert [row[1]["text"] for row in table["rows"]] == ["first", "first", "second", "second"]
 
 
+@pytest.mark.slow
 def test_names_with_html_are_text(page_file, opened):
     assert "<b>theirs" not in page_file.read_text()
     assert "<b>theirs & co" in opened.tab.locator("main").inner_text()
@@ -137,6 +138,7 @@ def test_a_run_that_only_falls_has_a_page(tmp_path):
     assert "11 points at or above A, or at or below R0, have no F" in json.dumps(page(analysis))
 
 
+@pytest.mark.slow
 def test_the_figures_draw_without_console_messages(opened):
     shown = opened.tab.eval_on_selector_all(
         ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length, node.clientHeight])"
@@ -146,6 +148,7 @@ def test_the_figures_draw_without_console_messages(opened):
     opened.check_quiet()
 
 
+@pytest.mark.slow
 def test_the_compute_axis_and_the_run_of_the_backtest_can_be_chosen(opened):
     kind = "document.getElementById('plot-curves')._fullLayout.xaxis.type"
     assert opened.tab.evaluate(kind) == "log"
@@ -158,6 +161,7 @@ def test_the_compute_axis_and_the_run_of_the_backtest_can_be_chosen(opened):
     opened.tab.wait_for_function("document.getElementById('plot-backtests').data.at(-1).y.at(-1) < 0.55")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):
@@ -176,6 +180,7 @@ def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, sche
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 def test_every_control_has_an_accessible_name(opened):
     for role in ("img", "region", "button", "combobox"):
         controls = opened.tab.get_by_role(role).all()

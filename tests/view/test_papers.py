@@ -45,7 +45,10 @@ def pages(request, name):
     return request.getfixturevalue(name)
 
 
-@pytest.mark.parametrize("name", ["compared", "studied", "frontier"])
+MANY = [pytest.param(name, marks=pytest.mark.slow) for name in ("compared", "studied")]  # figures
+
+
+@pytest.mark.parametrize("name", [*MANY, "frontier"])
 def test_every_figure_and_table_of_a_page_is_written_in_every_format(request, name, tmp_path):
     shown = pages(request, name)
     written = {path.name for path in save_page(tmp_path / "figures", shown)}

@@ -50,10 +50,12 @@ def printed(tmp_path_factory):
     return texts
 
 
+@pytest.mark.slow
 def test_every_example_runs_and_writes_its_files(printed):
     assert len(printed) >= 12 and {"report.html", "curve.png", "young.jsonl"} <= printed["files"]
 
 
+@pytest.mark.slow
 def test_the_examples_print_what_the_page_describes(printed):
     assert "NOT identified" in printed["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
     compared = next(text for example, text in printed.items() if example.startswith("scalerl compare"))
@@ -80,12 +82,17 @@ def test_every_picture_is_linked(pictures):
     assert {f"images/{name}" for name in pictures.PICTURES} == LINKED
 
 
-@pytest.mark.parametrize("image", sorted(LINKED))
+SCREENSHOTS = ("images/comparison.png", "images/backtest.png")
+
+
+@pytest.mark.parametrize(
+    "image", [pytest.param(name, marks=pytest.mark.slow) if name in SCREENSHOTS else name for name in sorted(LINKED)]
+)
 def test_a_picture_can_be_drawn(pictures, tmp_path, image):
     matplotlib.use("agg")
     place = tmp_path / Path(image).name
     assert (DOCS / image).read_bytes()[:4] == b"\x89PNG"
-    if place.name in ("comparison.png", "backtest.png"):  # screenshots of pages
+    if image in SCREENSHOTS:
         driver_or_skip()
     pictures.PICTURES[place.name](place)
     assert place.stat().st_size > 10_000

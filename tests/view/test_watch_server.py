@@ -80,7 +80,7 @@ def kinds(page):
 def test_a_study_and_a_comparison_of_runs_are_pages_too(address):
     event = first_event(address)
     study, runs = event["studies"][0]["id"], [run["id"] for run in event["runs"] if run["study"]]
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while "verdict" not in kinds(page := ask(address, f"/api/page/study/{study}")):
         assert time.monotonic() < end, page
         time.sleep(0.1)
@@ -238,7 +238,7 @@ def test_a_long_run_that_is_read_keeps_no_other_page_waiting(tmp_path, monkeypat
         assert reading.wait(60)
         try:
             others = pool.submit(lambda: (watcher.poll(), watcher.changes_since(-1), pages.run_page([short.id])))
-            _, changes, page = others.result(timeout=30)
+            _, changes, page = others.result(timeout=60)
         finally:
             go_on.set()
         assert len(changes["runs"]) == 2 and json.loads(page)["title"] == "short" and waits.result(60)

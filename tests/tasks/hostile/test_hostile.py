@@ -109,7 +109,7 @@ def test_a_program_that_exceeds_a_limit_is_stopped(judge, hurried, name):
     began = time.monotonic()
     judged = (hurried if "took longer" in printed else judge).verdict(program, InputOutput(("6 7\n",), ("42",)))
     assert not judged.passed and printed in judged.reason, judged
-    assert time.monotonic() - began < 30  # one second of CPU time; the rest is for a busy machine
+    assert time.monotonic() - began < 60  # one second of CPU time; the rest is for a busy machine
     assert judge.verdict("print(6 * 7)", InputOutput(("",), ("42",))).passed
 
 
@@ -150,7 +150,7 @@ def test_a_result_that_cannot_be_read_is_a_wrong_result_and_costs_no_time_outsid
     for form in ("calls", "check"):
         began = time.monotonic()
         assert not hurried.verdict(UNREADABLE[name], FORMS[form]).passed, form
-        assert time.monotonic() - began < HURRIED.program_s + SANDBOX_START_S + 5  # the rest is for a busy machine
+        assert time.monotonic() - began < HURRIED.program_s + SANDBOX_START_S + 60  # the rest is for a busy machine
 
 
 def test_a_function_cannot_end_a_loop_of_the_tests_early(judge):
