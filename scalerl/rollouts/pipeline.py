@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,15 +91,26 @@ class RolloutBatch:
     """Part of `waited_s` that was spent waiting for the scores of the complete batch."""
 
 
-def without_tokens(scored: ScoredGroup, index: int, kept: Collection[tuple[int, int]] | None) -> ScoredGroup:
-    """Return a scored group without the tokens of rollouts that are not kept, given (index, sample) of those kept."""
-    if kept is None:
-        return scored
-    rollouts = tuple(
-        rollout if (index, sample) in kept else rollout.without_tokens()
-        for sample, rollout in enumerate(scored.group.rollouts)
-    )
-    return ScoredGroup(replace(scored.group, rollouts=rollouts), scored.scores)
+def scored_groups(
+    groups: Iterable[tuple[int, Group]],
+    score: Score,
+    result: Callable[[PendingScores], ScoredGroup] = lambda scores: scores.result(),
+) -> Iterator[tuple[int, ScoredGroup]]:
+    """Score groups while others are sampled; yield them with their index, in the order in which they arrived.
+
+    Args:
+        groups: Groups as they are complete, with their index.
+        score: Function that starts to score a group.
+        result: Function that waits for the scores of a group.
+    """
+    pending = deque[tuple[int, PendingScores]]()
+    for index, group in groups:
+        pending.append((index, score(group)))
+        while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
+            first, scores = pending.popleft()
+            yield first, result(scores)
+    for index, scores in pending:
+        yield index, result(scores)
 
 
 class _Clock:
@@ -146,8 +157,7 @@ class Pipeline:
         self._held: set[int] = set()
         self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
-            name: queue.SimpleQueue()
-            for name in ("ready", "batch", "held_out", "evaluated", "snapshot", "released", "note", "mark")
+            name: queue.SimpleQueue() for name in ("ready", "batch", "held_out", "snapshot", "released", "note", "mark")
         }
         self._threads: list[threading.Thread] = []
         self._outbox: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
@@ -209,8 +219,8 @@ class Pipeline:
         send: SendWeights,
         visits: Sequence[Visit],
         samples: int | Sequence[int],
-        kept: Collection[tuple[int, int]] | None = None,
-    ) -> tuple[list[ScoredGroup], float]:
+        add: Callable[[int, ScoredGroup], None],
+    ) -> float:
         """Sample held-out prompts on all engines with the weights of one version.
 
         Args:
@@ -218,48 +228,35 @@ class Pipeline:
             send: Function that sends its weights; called only if they have not been published.
             visits: Held-out prompts.
             samples: Rollouts per prompt: one number, or one per visit.
-            kept: (index of the visit, sample) of the rollouts whose tokens are wanted; others are dropped once they are
-                scored. None: all.
+            add: Function that gets index and scored group of each visit, in the order in which they were complete.
 
         Returns:
-            One scored group per visit, in order, and the seconds spent on sampling and scoring. The generators' mark is
-            set to the start of sampling.
+            Seconds spent on sampling and scoring, without the wait for the version. The generators' mark is set to the
+            start of sampling.
 
         Raises:
             Interrupted: A stop was requested, and the engines did not finish the evaluation in `STOP_PATIENCE_S`.
         """
+        seconds = ended = 0.0
+
+        def sampled() -> Iterator[tuple[int, Group]]:
+            nonlocal seconds, ended
+            index, content = self._get("held_out", interruptible=False)
+            while index is not None:
+                yield index, Group(visits[index], *content)
+                index, content = self._get("held_out", interruptible=False)
+            if content is None:
+                raise Interrupted
+            (seconds, self._busy_at), ended = content, time.perf_counter()
+
         if version not in self._held:
             self._send_weights(version, send)
         if self._settled:
             raise Interrupted
         self._send("evaluate", version, tuple(visits), samples)
-        scored: list[ScoredGroup | None] = [None] * len(visits)
-        pending: deque[tuple[int, PendingScores]] = deque()
-
-        def take() -> None:
-            index, scores = pending.popleft()
-            scored[index] = without_tokens(self._result(scores, interruptible=False), index, kept)
-
-        def start() -> None:
-            """Score the groups that have arrived; wait for scores only if many groups do."""
-            for of_version, index, rollouts, oldest in self._rest("held_out"):
-                if of_version != version:  # of an evaluation that was interrupted
-                    continue
-                pending.append((index, self._score(Group(visits[index], rollouts, oldest))))
-                while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
-                    take()
-
-        answer = self._get("evaluated", interruptible=False, meanwhile=start)
-        if answer is None:
-            raise Interrupted
-        seconds, self._busy_at = answer
-        began = time.perf_counter()
-        start()
-        while pending:
-            take()
-        complete = [one for one in scored if one is not None]
-        assert len(complete) == len(visits), (len(complete), len(visits))
-        return complete, seconds + time.perf_counter() - began
+        for index, scored in scored_groups(sampled(), self._score, partial(self._result, interruptible=False)):
+            add(index, scored)
+        return seconds + time.perf_counter() - ended
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -383,10 +380,8 @@ class Pipeline:
         source = self._inbox[name]
         return [source.get() for _ in range(source.qsize())]
 
-    def _get(self, name: str, interruptible: bool = True, meanwhile: Callable[[], None] = lambda: None) -> Any:
+    def _get(self, name: str, interruptible: bool = True) -> Any:
         """Return the next message of a kind; send the latest weights again if engines have lost them.
-
-        `meanwhile` is called several times a second while it waits.
 
         If a stop is requested and engines may hang, the generator gets `STOP_PATIENCE_S` before it is told to do
         without them. It then releases no version, and None is returned.
@@ -400,7 +395,6 @@ class Pipeline:
             try:
                 return source.get(timeout=0.2)
             except queue.Empty:
-                meanwhile()
                 if self._death is not None and source.empty():
                     raise self._death from None
                 self._watch()  # engines may wait for weights of a rank that has ended

@@ -1,7 +1,7 @@
 """The generator process: receives messages, steps the coordinator, and sends completed groups and batches.
 
 Incoming messages: update, evaluate, snapshot, mark, settle, stop. Outgoing messages: ready, group, dropped, batch,
-held_out, evaluated, snapshot, mark, released, note.
+held_out, snapshot, mark, released, note.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def generate(channel: WeightChannel, build: Build, version: int, visits: tuple[V
     """Run the message loop until a stop message; every answer is a pair of its name and its content.
 
     Consumes: messages of the pipeline, and weights of the channel.
-    Produces: groups, batches, held-out groups, evaluations and snapshots, each as one answer.
+    Produces: groups, batches, held-out groups and snapshots, each as one answer.
     Waits for: a message, when the coordinator is blocked.
     Unblocked by: a message, or the death of the caller, which ends this process.
 
@@ -137,11 +137,11 @@ class _Loop:
                 if self.settled:
                     raise Stopped
                 for index, group in self.coordinator.evaluate(version, visits, samples, self._evaluation_ends):
-                    self.say("held_out", (version, index, group.rollouts, group.oldest_version))
+                    self.say("held_out", (index, (group.rollouts, group.oldest_version)))
             except Stopped:
-                self.say("evaluated", None)
+                self.say("held_out", (None, None))
             else:
-                self.say("evaluated", (time.perf_counter() - start, busy_s))
+                self.say("held_out", (None, (time.perf_counter() - start, busy_s)))
         if version in self.snapshots:
             path = self.snapshots.pop(version)
             self.parts.save(path, "generator", self.coordinator.state())

@@ -21,7 +21,7 @@ from scalerl.learner.metrics import StepStats
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.placement.choices import recomputes
 from scalerl.training.credit import Credited, credited
-from scalerl.training.evaluation import evaluate_if_due
+from scalerl.training.due import evaluate_if_due
 from scalerl.training.metrics import record_step, rollout_row, staleness, why_untrained
 from scalerl.training.run import Run, publish, record_pass_rates
 from scalerl.training.saved import failure, save_if_due

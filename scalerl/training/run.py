@@ -1,6 +1,6 @@
 """A run in progress: the objects that the loop steers, its prompts, and new weights for the generators.
 
-The recipe is in loop.py. evaluation.py measures, saved.py makes checkpoints, records.py writes and shows.
+The recipe is in loop.py. due.py evaluates, saved.py makes checkpoints, records.py writes and shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IDLE_SHARE = 0.02
 
 @dataclass(slots=True)
 class Run:
-    """The objects of a run; functions of loop.py, evaluation.py and saved.py steer them."""
+    """The objects of a run; functions of loop.py, due.py and saved.py steer them."""
 
     config: RunConfig
     sizes: ModelSizes

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from runs import wait_for
-from scripted_worker import NumberChannel, Scored, ScriptedSpec, visits, weights
+from scripted_worker import NumberChannel, Scored, ScriptedSpec, evaluated, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import stopped_process
@@ -121,7 +121,7 @@ def test_an_evaluation_ends_and_the_step_is_saved(policy, stopped, begin, tmp_pa
     run.stop(after_s=0.0 if stopped == "before" else 0.7)
     began = time.monotonic()
     with pytest.raises(Interrupted) as caught:
-        run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2)
+        evaluated(run.pipeline, 1, visits(1000, 4), 2)
     assert caught.type is Interrupted and time.monotonic() - began < 3.0
     state = run.save(1, tmp_path / "state")
     assert state["schedule"]["counts"][0] == 1 and state["sampling_version"] == (1 if policy == POLICIES[0] else 0)
@@ -134,7 +134,7 @@ def test_an_evaluation_ends_whose_sequences_never_finish(begin, tmp_path):
     run.stop(after_s=0.5)
     began = time.monotonic()
     with pytest.raises(Interrupted):
-        run.pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+        evaluated(run.pipeline, 0, visits(1000, 4), 2)
     assert time.monotonic() - began < 3.0
     assert run.save(0, tmp_path / "state")["sampling_version"] == 0
 
@@ -144,7 +144,7 @@ def test_a_healthy_evaluation_and_snapshot_are_finished_after_a_stop(begin, tmp_
     run.start()
     run.step(0)
     run.stop()
-    groups, _ = run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2)
+    groups, _ = evaluated(run.pipeline, 1, visits(1000, 4), 2)
     assert len(groups) == 4 and not run.pipeline._settled
     run.save(1, tmp_path / "state")
     assert not run.pipeline._settled
@@ -162,7 +162,7 @@ def test_the_snapshot_of_a_version_that_the_engines_do_not_take_is_saved_without
 
 WAITS = {
     "a snapshot": lambda run: run.pipeline.snapshots_done({1}),
-    "an evaluation": lambda run: run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2),
+    "an evaluation": lambda run: evaluated(run.pipeline, 1, visits(1000, 4), 2),
     "seconds of generation": lambda run: run.pipeline.busy_since_mark(),
 }
 
@@ -218,7 +218,7 @@ def test_without_a_stop_a_stopped_generator_is_waited_for_and_may_go_on(begin, m
     pid = run.pipeline._worker.pid
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
-    groups, _ = run.pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+    groups, _ = evaluated(run.pipeline, 0, visits(1000, 4), 2)
     assert len(groups) == 4
 
 
@@ -263,7 +263,7 @@ def test_engines_in_lockstep_never_hang_so_that_a_stop_waits_for_them(begin, tmp
     run = begin(hangs_at=-1, delay_s=0.02)
     run.start()
     run.stop()
-    groups, seconds = run.pipeline.evaluate(0, weights, visits(1000, 4), samples=8)
+    groups, seconds = evaluated(run.pipeline, 0, visits(1000, 4), 8)
     assert len(groups) == 4 and seconds > 0.35 and not run.pipeline._settled  # longer than STOP_PATIENCE_S
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scripted_engine import STOP
-from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, visits, weights
+from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, evaluated, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import ProcessDied
@@ -234,7 +234,7 @@ def test_an_evaluation_does_not_change_training_rollouts():
             batches.append(pipeline.take(3, now=step))
             pipeline.publish(Update(step + 1, True, visits(9 + 3 * step, 3)), weights)
             if evaluate:
-                scored, seconds = pipeline.evaluate(step + 1, weights, visits(1000, 4), samples=2)
+                scored, seconds = evaluated(pipeline, step + 1, visits(1000, 4), 2)
                 tokens = {int(t) for g in scored for r in g.group.rollouts for t in r.tokens if t != STOP}
                 assert tokens <= {step + 1} and [g.group.visit.index for g in scored] == [1000, 1001, 1002, 1003]
                 assert all(len(g.group.rollouts) == len(g.scores) == 2 for g in scored) and seconds > 0
@@ -242,25 +242,6 @@ def test_an_evaluation_does_not_change_training_rollouts():
         return content(batches)
 
     assert with_evaluation(True) == with_evaluation(False)
-
-
-def test_an_evaluation_keeps_the_tokens_of_the_wanted_rollouts_only():
-    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2)), NumberChannel(), Scored)
-    try:
-        pipeline.start(weights, 0, visits(0, 9))
-        whole, _ = pipeline.evaluate(0, weights, visits(1000, 40), samples=3)
-        kept = {(0, 0), (7, 2), (39, 1)}
-        reduced, _ = pipeline.evaluate(0, weights, visits(1000, 40), samples=3, kept=kept)
-    finally:
-        pipeline.close()
-    for number, (one, other) in enumerate(zip(whole, reduced, strict=True)):
-        assert one.group.visit == other.group.visit and one.scores == other.scores
-        for sample, (full, own) in enumerate(zip(one.group.rollouts, other.group.rollouts, strict=True)):
-            assert len(full) == len(own) and full.truncated == own.truncated
-            if (number, sample) in kept:
-                assert own.tokens.tolist() == full.tokens.tolist() and own.logps.tolist() == full.logps.tolist()
-            else:
-                assert set(own.tokens.tolist()) == {-1} and own.tokens.strides == (0,)
 
 
 def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation():
@@ -276,7 +257,7 @@ def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation()
         time.sleep(0.05)
         assert pipeline.busy_since_mark() == 0
         assert pipeline.busy_since_mark() == 0  # counts from the call before
-        pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+        evaluated(pipeline, 0, visits(1000, 4), 2)
         time.sleep(0.05)
         assert pipeline.busy_since_mark() == 0
     finally:

@@ -20,6 +20,7 @@ from scalerl.rollouts.turns import TurnEngine
 from scalerl.tasks.agents.harness import Report
 from scalerl.tasks.turns import Reply
 from scalerl.training.evaluation import eval_point
+from scalerl.training.evaluator import Snapshot
 from scalerl.training.loop import loss_tokens
 from scalerl.training.metrics import rollout_row
 from scalerl.training.rollout_rows import rollout_row as row_of_file
@@ -119,7 +120,7 @@ def test_every_path_has_the_same_columns_and_trained_tokens(path):
     for truncated, trained in (("exclude", [True, False, True, False]), ("keep", [True, True, True, False])):
         recipe = replace_recipe(truncated)
         assert loss_tokens(batch, recipe, 0).any(dim=1).tolist() == trained
-    point = eval_point([scored], step=1, device_hours=0.0, flops=0.0, tokens=0, eval_s=0.0)
+    point = eval_point([scored], Snapshot(1, 0.0, 0.0, 0), eval_s=0.0)
     assert (point.truncated, point.failed) == (0.25, 0.25)
     text = TokenText(tokenizer(), ())
     states = [row_of_file(text, 1, scored, sample) for sample in range(4)]
