@@ -92,8 +92,8 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
     spare = max(EVALUATION_CACHE, limit * cache_bytes_per_token(sizes)) if place.engine == "torch" else 0.0
 
     def memory(tokens: float) -> GeneratorMemory:
-        held = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
-        return held._replace(cache=held.cache + spare)
+        memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
+        return memory._replace(cache=memory.cache + spare)
 
     trainer = trainer_memory(
         sizes,
@@ -147,15 +147,15 @@ def _too_large(config: RunConfig, layout: Layout) -> str:
     """Return why the run does not fit on its GPUs, with the settings that make it smaller; empty if it fits."""
     place, trainer = config.placement, layout.trainer.total
     exact = place.engine == "torch"
-    held = (layout.at_limit if exact else layout.expected).total
+    memory = (layout.at_limit if exact else layout.expected).total
     room = USABLE * place.gpu_gb * GB
-    shared = layout.sharing * held
-    if max(held, trainer, trainer + shared if shared else 0) <= room:
+    shared = layout.sharing * memory
+    if max(memory, trainer, trainer + shared if shared else 0) <= room:
         return ""
     length = "the length limit" if exact else "the mean length"
     together = f", {_gb(trainer + shared)} on a GPU that both use" if shared else ""
     return (
-        f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(held)} "
+        f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(memory)} "
         f"({layout.slots_of_an_engine} slots at {length}){together}; allowed: {USABLE:.0%} of placement.gpu_gb = "
         f"{place.gpu_gb:g} GB. For trainers, raise trainer_ranks, lower learner.micro_batch_tokens, or set "
         "learner.gradient_checkpointing; for generators, lower rollouts.slots or "

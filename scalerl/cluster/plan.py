@@ -334,7 +334,7 @@ def run_lines(
     lines, gpu = [memory_line(config, sizes, row_tokens, machine)], machine.gpu
     if gpu is not None and not machine.elsewhere:
         layout = lay_out(config, SizedModel(sizes, ""))
-        trains, samples = (held.total / GB for held in (layout.trainer, layout.at_limit))
+        trains, samples = (memory.total / GB for memory in (layout.trainer, layout.at_limit))
         lines.append(
             f"GPU memory (estimate): trainer {trains:.1f} GB, generator {samples:.1f} GB at the length limit"
             f"{', on the same GPU' if layout.sharing else ''}; {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free "

@@ -22,8 +22,8 @@ from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.limits import GENERATOR_END_S, STOP_ANSWER_S, STOP_PATIENCE_S, STOP_SUSPENDED_S, THREAD_END_S
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied, stopped_process
-from scalerl.core.remote import LocalRemote, Remote, Run
-from scalerl.rollouts.coordinator import Update
+from scalerl.core.remote import Body, LocalRemote, Remote
+from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import Build, generate
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
@@ -36,11 +36,11 @@ class WorkerDied(ProcessDied):
     """The generator process ended or failed; the message includes its name."""
 
 
-Launch = Callable[[Run], Remote]
+Launch = Callable[[Body], Remote]
 """Starts the generator process and returns immediately."""
 
 
-def spawn_generator(run: Run, environment: Mapping[str, str] | None = None) -> LocalRemote:
+def spawn_generator(run: Body, environment: Mapping[str, str] | None = None) -> LocalRemote:
     """Start the generator process on this machine, with additional environment variables."""
     return LocalRemote(run, "the generator process ({})", WorkerDied, environment)
 
@@ -154,7 +154,7 @@ class Pipeline:
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._first: Callable[[], None] = lambda: None
         self._latest: Callable[[], None] = lambda: None
-        self._held: set[int] = set()
+        self._stored: set[int] = set()
         self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
             name: queue.SimpleQueue() for name in ("ready", "batch", "held_out", "snapshot", "released", "note", "mark")
@@ -249,7 +249,7 @@ class Pipeline:
                 raise Interrupted
             (seconds, self._busy_at), ended = content, time.perf_counter()
 
-        if version not in self._held:
+        if version not in self._stored:
             self._send_weights(version, send)
         if self._settled:
             raise Interrupted
@@ -280,7 +280,7 @@ class Pipeline:
 
     # ----------------------------------------------------------------------------------------------------- weights
 
-    def publish(self, update: Update, send: SendWeights) -> None:
+    def publish(self, update: NewVersion, send: SendWeights) -> None:
         """Publish a new version; waits while the channel is full.
 
         If a stop is requested meanwhile, the engines get no weights, which the rest of the run does not need.
@@ -291,18 +291,18 @@ class Pipeline:
         """
         if update.weights:
             self._send_weights(update.version, send)
-        self._send("update", update)
+        self._send("publish", update)
 
     def _send_weights(self, version: int, send: SendWeights) -> None:
-        while len(self._held) >= self._channel.capacity or not self._inbox["released"].empty():
+        while len(self._stored) >= self._channel.capacity or not self._inbox["released"].empty():
             released = self._get("released", interruptible=False)
             if self._settled:
                 return
-            self._held.discard(released)
+            self._stored.discard(released)
             self._channel.drop(released)
         self._latest = partial(send, version, self._channel)
         self._transfer()
-        self._held.add(version)
+        self._stored.add(version)
 
     def _transfer(self) -> None:
         """Send the latest weights.
@@ -348,9 +348,9 @@ class Pipeline:
         self._worker.end(wait_s=GENERATOR_END_S)
         for thread in self._threads:  # a signal may have interrupted `start`
             thread.join(timeout=THREAD_END_S)
-        for version in self._held:
+        for version in self._stored:
             self._channel.drop(version)
-        self._held.clear()
+        self._stored.clear()
         self._worker = None
 
     def _send(self, method: str, *arguments: Any) -> None:

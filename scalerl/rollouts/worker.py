@@ -1,6 +1,6 @@
 """The generator process: receives messages, steps the coordinator, and sends completed groups and batches.
 
-Incoming messages: update, evaluate, snapshot, mark, settle, stop. Outgoing messages: ready, group, dropped, batch,
+Incoming messages: publish, evaluate, snapshot, mark, settle, stop. Outgoing messages: ready, group, dropped, batch,
 held_out, snapshot, mark, released, note.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.remote import End
-from scalerl.rollouts.coordinator import Coordinator, Formed, Update
+from scalerl.rollouts.coordinator import Coordinator, Formed, NewVersion
 from scalerl.rollouts.engine import Stopped
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Visit
@@ -64,7 +64,7 @@ class _Loop:
     def __init__(self, end: End, channel: WeightChannel, parts: WorkerParts, version: int) -> None:
         self.end, self.channel, self.parts = end, channel, parts
         self.coordinator = parts.coordinator
-        self.held = {version}  # versions that the channel keeps for this process
+        self.stored = {version}  # versions that the channel keeps for this process
         self.evaluations: dict[int, tuple[tuple[Visit, ...], int | Sequence[int]]] = {}
         self.snapshots: dict[int, Path] = {}
         self.settled = False
@@ -106,13 +106,13 @@ class _Loop:
             self.say("dropped", tuple(self.coordinator.late))
             self.coordinator.late.clear()
 
-    def update(self, update: Update) -> None:
-        if update.weights:
-            self.held.add(update.version)
-        self.coordinator.receive(update)
+    def publish(self, new: NewVersion) -> None:
+        if new.weights:
+            self.stored.add(new.version)
+        self.coordinator.receive(new)
 
     def evaluate(self, version: int, visits: tuple[Visit, ...], samples: int | Sequence[int]) -> None:
-        self.held.add(version)
+        self.stored.add(version)
         self.evaluations[version] = (visits, samples)
         self._serve_version()
 
@@ -156,6 +156,6 @@ class _Loop:
 
     def _release(self) -> None:
         """Tell the learner which versions are no longer needed."""
-        for version in sorted(self.held - self.coordinator.needed_versions() - self.evaluations.keys()):
-            self.held.discard(version)
+        for version in sorted(self.stored - self.coordinator.needed_versions() - self.evaluations.keys()):
+            self.stored.discard(version)
             self.say("released", version)

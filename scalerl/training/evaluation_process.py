@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from scalerl.config.data import TaskData
-from scalerl.core.remote import PASSED, Run, serve
+from scalerl.core.remote import PASSED, Body, serve
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec
@@ -31,7 +31,7 @@ FINDINGS = (*PASSED, RewardError, ReplayMismatch, NotFinite)
 
 def evaluation_process(
     generator: GeneratorSpec, tasks: Sequence[TaskData], channel: WeightChannel, held_out: HeldOut
-) -> Run:
+) -> Body:
     """Return the function that the evaluation process of a run runs.
 
     Args:

@@ -18,7 +18,7 @@ from scripted_worker import NumberChannel, Scored, ScriptedSpec, evaluated, visi
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import stopped_process
 from scalerl.rollouts import pipeline as module
-from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, Pipeline
 from scalerl.training import complete
 from scalerl.training.complete import run_to_end
@@ -52,7 +52,7 @@ class Run:
         batch = self.pipeline.take(3, now=number)
         self.trained.update(scored.group.visit.index for scored in batch.groups)
         used = (number + 1) % getattr(self.spec.off_policy, "batches", 1) == 0
-        self.pipeline.publish(Update(number + 1, used, self.new(3)), weights)
+        self.pipeline.publish(NewVersion(number + 1, used, self.new(3)), weights)
 
     def stop(self, after_s=0.0):
         self.stopped_at = time.monotonic() + after_s
@@ -229,7 +229,7 @@ def test_messages_to_a_stopped_generator_do_not_block_the_trainer_or_the_end(beg
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     for number in range(20):  # 20 x 1 MB fill every pipe
-        run.pipeline._send("update", Update(number + 1, False, (bytes(1 << 20),)))
+        run.pipeline._send("publish", NewVersion(number + 1, False, (bytes(1 << 20),)))
     run.pipeline.close()
     assert time.monotonic() - began < 5.0 and not os.path.exists(f"/proc/{pid}")
 
@@ -255,7 +255,7 @@ def test_a_transfer_into_servers_that_hang_ends_after_a_stop(monkeypatch):
     pipeline = Pipeline(None, channel, Scored, stop_requested=lambda: time.monotonic() > stopped_at)
     began = time.monotonic()
     with pytest.raises(NoAnswer):
-        pipeline.publish(Update(1), lambda version, channel: time.sleep(10.0))
+        pipeline.publish(NewVersion(1), lambda version, channel: time.sleep(10.0))
     assert 0.7 < time.monotonic() - began < 4.0
 
 

@@ -13,7 +13,7 @@ from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import ProcessDied
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
 from scalerl.rollouts.shared_memory import SharedMemoryChannel
 from scalerl.rollouts.weights import WeightChannel
@@ -32,7 +32,7 @@ def train(spec, updates, delay=lambda: 0.0, shared=False):
             batches.append(pipeline.take(size, now=step))
             time.sleep(delay())
             next_visits = visits(size * (k + 1 + step), size)
-            pipeline.publish(Update(step + 1, used(spec.off_policy, step + 1), next_visits), send)
+            pipeline.publish(NewVersion(step + 1, used(spec.off_policy, step + 1), next_visits), send)
     finally:
         pipeline.close()
     return batches
@@ -215,7 +215,7 @@ def test_every_snapshot_is_taken_even_if_several_versions_become_active_before_o
     try:
         for step in range(16):
             pipeline.take(3, now=step)
-            pipeline.publish(Update(step + 1, used(policy, step + 1), visits(27 + 3 * step, 3)), weights)
+            pipeline.publish(NewVersion(step + 1, used(policy, step + 1), visits(27 + 3 * step, 3)), weights)
             pipeline.snapshot(step + 1, tmp_path / str(step + 1))
             saved += pipeline.snapshots_done()
         saved += pipeline.snapshots_done(wait_for=set(range(1, 13)) - set(saved))
@@ -232,7 +232,7 @@ def test_an_evaluation_does_not_change_training_rollouts():
         batches = []
         for step in range(6):
             batches.append(pipeline.take(3, now=step))
-            pipeline.publish(Update(step + 1, True, visits(9 + 3 * step, 3)), weights)
+            pipeline.publish(NewVersion(step + 1, True, visits(9 + 3 * step, 3)), weights)
             if evaluate:
                 scored, seconds = evaluated(pipeline, step + 1, visits(1000, 4), 2)
                 tokens = {int(t) for g in scored for r in g.group.rollouts for t in r.tokens if t != STOP}
