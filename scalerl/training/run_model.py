@@ -68,11 +68,11 @@ def known_sizes(config: RunConfig) -> ModelSizes | None:
 
     Only the configuration of a model on the hub is downloaded.
     """
-    found = outcome(lambda: sizes_of(config.model).sizes)
-    if found.exception() is None:
-        return found.result()
-    if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():
-        return None
+    try:
+        return sizes_of(config.model).sizes
+    except ConfigError:  # a problem of its files is one of loading it, which comes next
+        if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():
+            return None
     name, revision = config.model.path, config.model.revision
     # errors of the hub, and of code that the configuration names, are those of loading the model, which comes next
     found = outcome(lambda: of_config(load_config(name, revision)[0].to_dict().get))
