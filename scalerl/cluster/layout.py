@@ -12,6 +12,7 @@ from scalerl.cluster.memory import (
     cache_bytes_per_token,
     generator_memory,
     trainer_memory,
+    weight_bytes,
 )
 from scalerl.config.base import replace
 from scalerl.config.data import TextTask
@@ -95,15 +96,7 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
         memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
         return memory._replace(cache=memory.cache + spare)
 
-    trainer = trainer_memory(
-        sizes,
-        place.trainer_ranks,
-        widest(config),
-        recomputes(config),
-        adapter_params(sizes, config.lora) if config.lora else 0,
-        place.expert_ranks,
-        reference=config.recipe.kl_coefficient > 0,
-    )
+    trainer = trainer_of(config, sizes, limit)
     if on_gpus(config):
         config = replace(config, hardware=replace(config.hardware, device="cuda"))
     table = devices(config, trainer_bytes=lambda: trainer.total)
@@ -116,6 +109,25 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
         trainer=trainer,
         expected=memory(mean_prompt + expected_tokens(config)),
         at_limit=memory(limit),
+    )
+
+
+def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMemory:
+    """Return the memory of each trainer with micro-batches of at least the longest row."""
+    from scalerl.learner.cpu import helpers_of
+
+    place, checkpointing = config.placement, recomputes(config)
+    together = place.trainer_ranks == 1 and not sizes.experts and not checkpointing and config.hardware.device == "cpu"
+    return trainer_memory(
+        sizes,
+        place.trainer_ranks,
+        max(micro_batch_tokens(config), row_tokens),
+        checkpointing,
+        adapter_params(sizes, config.lora) if config.lora else 0,
+        place.expert_ranks,
+        weight_bytes(config),
+        helpers_of(config.hardware) if together else 0,
+        reference=config.recipe.kl_coefficient > 0,
     )
 
 

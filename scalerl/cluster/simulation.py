@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
 from scalerl.cluster.speed import Lengths, Speeds
 from scalerl.config.run import RunConfig
-from scalerl.placement.choices import generation_of, slots_of
+from scalerl.placement.choices import generation_of, schedule_name, slots_of
 from scalerl.rollouts.coordinator import Coordinator, Formed, NewVersion
 from scalerl.rollouts.schedule import first_visits, schedule_of
 from scalerl.types import Prompt, Visit
@@ -202,7 +202,7 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
         Stuck: Neither side can continue.
     """
     recipe, count, slots = config.recipe, config.placement.engines, slots_of(config)
-    clock, length_of, lockstep = Clock(), by_key(lengths), config.placement.deterministic
+    clock, length_of, lockstep = Clock(), by_key(lengths), schedule_name(config) == "deterministic"
     engines = [
         SimulatedEngine(slots // count + (number < slots % count), length_of, speeds, clock, lockstep)
         for number in range(count)

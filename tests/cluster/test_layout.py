@@ -16,10 +16,12 @@ from scalerl.cluster.layout import check, lay_out, lines, widest
 from scalerl.cluster.measured import Measured
 from scalerl.cluster.plan import (
     SpeedInputs,
+    batch_seconds,
     best_split,
     evaluation_waits,
     lengths_of,
     outcome_of,
+    simulate,
     speeds_of,
     splits,
     with_layout,
@@ -265,6 +267,30 @@ def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
     shared = replace(beside, placement=Placement(gpus=1))  # all on one GPU: two engines share the trainer's
     assert lay_out(shared, inputs.model).sharing == 2 and not lay_out(shared, inputs.model).evaluates_apart
     assert outcome_of(shared, inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
+
+
+def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_without_one_or_on_one_gpu():
+    """Completions have 20 tokens: with all of a batch decoded together it takes 20 x 10 ms, and an update 0.4 s."""
+    place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
+    config = replace(
+        PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, steps=100,
+        rollouts=replace(PAPER.rollouts, slots=PAPER.recipe.completions_per_step, schedule="eager"),
+        hardware=replace(PAPER.hardware, device="cuda"),
+    )  # fmt: skip
+    batch, lengths = PAPER.recipe.completions_per_step, np.full(PAPER.recipe.completions_per_step, 20)
+    inputs = SpeedInputs(
+        sizes_of(config.model), Assumptions(GPUS["H100"]), generator_step_s=0.01, trainer_rate=batch * 20 / 0.4,
+        transfer_s=0.0, updates=8,
+    )  # fmt: skip
+
+    def update_s(config, coarse=False):
+        return 3600 / simulate(config, inputs, lengths, coarse=coarse).figures.updates_per_h
+
+    assert batch_seconds(config, speeds_of(config, inputs)[0], lengths) == pytest.approx((0.2, 0.4))
+    assert update_s(config) == pytest.approx(0.4, rel=0.05) == update_s(config, coarse=True)
+    on_policy = replace(config, recipe=replace(config.recipe, off_policy=PipelineRL(max_lag=0)))
+    assert update_s(on_policy) == pytest.approx(0.6, rel=0.05) == update_s(on_policy, coarse=True)
+    assert update_s(replace(config, placement=Placement(gpus=1))) == pytest.approx(0.6, rel=0.05)
 
 
 def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
