@@ -114,10 +114,12 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
 
 def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMemory:
     """Return the memory of each trainer with micro-batches of at least the longest row."""
-    from scalerl.learner.cpu import helpers_of
+    place, hardware, checkpointing, helpers = config.placement, config.hardware, recomputes(config), 0
+    # without threads, the configuration is not resolved: a plan for another machine
+    if hardware.device == "cpu" and hardware.trainer_threads and place.trainer_ranks == 1:
+        from scalerl.learner.cpu import helpers_of  # it imports torch
 
-    place, checkpointing = config.placement, recomputes(config)
-    together = place.trainer_ranks == 1 and not sizes.experts and not checkpointing and config.hardware.device == "cpu"
+        helpers = 0 if sizes.experts or checkpointing else helpers_of(hardware)
     return trainer_memory(
         sizes,
         place.trainer_ranks,
@@ -126,7 +128,7 @@ def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> Trainer
         adapter_params(sizes, config.lora) if config.lora else 0,
         place.expert_ranks,
         weight_bytes(config),
-        helpers_of(config.hardware) if together else 0,
+        helpers,
         reference=config.recipe.kl_coefficient > 0,
     )
 

@@ -168,10 +168,10 @@ def _training(config: RunConfig, inputs: SpeedInputs) -> tuple[UpdateSeconds, st
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunEstimate:
     """Result of simulating one configuration.
 
-    Example: Outcome(trainer_ranks=16, generators=64, slots=768, figures=Figures(...), eval_s=310.0, ...)
+    Example: RunEstimate(trainer_ranks=16, generators=64, slots=768, figures=Figures(...), eval_s=310.0, ...)
     """
 
     trainer_ranks: int
@@ -204,7 +204,7 @@ class Outcome:
         return values | figures | {"useful_tokens_per_s": self.figures.useful_tokens_per_s}
 
 
-def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse: bool = False) -> Outcome:
+def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse: bool = False) -> RunEstimate:
     """Simulate one configuration; `coarse`: in a sixth of the time, good enough to compare splits."""
     speeds, _ = speeds_of(config, inputs)
     automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // config.recipe.completions_per_step))
@@ -214,7 +214,7 @@ def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse
     if busy > 1.0 and config.hardware.device == "cuda" and lay_out(config, inputs.model).sharing:
         rates = ("tokens_per_s", "trained_tokens_per_s", "updates_per_h")  # the work of both takes turns on one GPU
         figures = dataclasses.replace(figures, **{name: getattr(figures, name) / busy for name in rates})
-    return outcome_of(config, inputs, figures, evaluation_seconds(config, speeds, lengths, inputs.evaluated))
+    return run_estimate(config, inputs, figures, evaluation_seconds(config, speeds, lengths, inputs.evaluated))
 
 
 def batch_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> tuple[float, float]:
@@ -225,7 +225,7 @@ def batch_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> tuple[
     return batch * mean / (engines * n / speeds.mean_step(n, mean)), update_s
 
 
-def outcome_of(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> Outcome:
+def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> RunEstimate:
     """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
 
     Seconds of an update: 3600 / updates_per_h + waits for evaluations / updates + checkpoint_s / updates between
@@ -240,7 +240,7 @@ def outcome_of(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s:
     gpus, apart = (layout.gpus, layout.evaluates_apart) if layout else (0, False)
     hours = (config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)) / 3600.0
     device_hours = hours * max(1, gpus)
-    return Outcome(
+    return RunEstimate(
         trainer_ranks=place.trainer_ranks,
         generators=place.engines,
         gpus=gpus,
@@ -450,7 +450,7 @@ def with_layout(
     return min(fitting)[2]
 
 
-def fewer_slots(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, best: Outcome) -> Outcome:
+def fewer_slots(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, best: RunEstimate) -> RunEstimate:
     """Return the outcome with the fewest slots, in eighths of the best one's, that has SAME of its useful tokens.
 
     Slots that the schedule leaves empty cost memory, and generation that runs ahead of training makes tokens stale.
@@ -500,7 +500,7 @@ def check_searched(gpus: int) -> None:
 
 def best_split(
     config: RunConfig, inputs: SpeedInputs, lengths: Lengths, gpus: int, micro_batches: Sequence[int] = ()
-) -> list[Outcome]:
+) -> list[RunEstimate]:
     """Search for the best split, starting at the most balanced one, in growing and then shrinking steps.
 
     Args:
@@ -533,7 +533,7 @@ def best_split(
             f"--gpus: got {gpus}, but no split of them into trainers and generators fits the model. {reason}"
         )
     start = min(range(len(fitting)), key=lambda i: abs(math.log(balance(fitting[i], inputs, lengths))))
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, RunEstimate] = {}
 
     def useful(index: int) -> float:
         if not 0 <= index < len(fitting):
@@ -565,7 +565,7 @@ def balance(config: RunConfig, inputs: SpeedInputs, lengths: Lengths) -> float:
     return generate_s / train_s
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:
+def outcome_table(outcomes: Sequence[RunEstimate]) -> list[str]:
     """Return a table of the outcomes as lines."""
     head = (
         "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness     stale"

@@ -20,7 +20,7 @@ from scalerl.cluster.plan import (
     best_split,
     evaluation_waits,
     lengths_of,
-    outcome_of,
+    run_estimate,
     simulate,
     speeds_of,
     splits,
@@ -228,7 +228,7 @@ def test_a_plan_counts_the_time_of_checkpoints():
     )
     inputs = EIGHT[0]
     figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = outcome_of(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    found = run_estimate(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
     assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 2e9)
     assert found.checkpoint_s == pytest.approx(48.2, abs=0.1)
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (100 + 48.18 / 5 + 300 / 100), rel=1e-4)
@@ -257,7 +257,7 @@ def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
     beside = replace(paused, evaluation=replace(paused.evaluation, overlap=True))
     inputs = SpeedInputs(sizes_of(model), Assumptions(GPUS["H100"]))
     figures = dataclasses.replace(simulate_run(LAB, Speeds(), np.array([4, 8]), 2), updates_per_h=36.0)
-    before, after = (outcome_of(config, inputs, figures, eval_s=300.0) for config in (paused, beside))
+    before, after = (run_estimate(config, inputs, figures, eval_s=300.0) for config in (paused, beside))
     assert (before.gpus, after.gpus) == (2, 3)
     assert after.hours == pytest.approx(before.hours - (paused.steps // 100) * 300 / 3600)
     assert after.device_hours == pytest.approx(3 * after.hours)
@@ -266,7 +266,7 @@ def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
     assert any("evaluator 1 on GPU 2" in line for line in lines(beside, layout))
     shared = replace(beside, placement=Placement(gpus=1))  # all on one GPU: two engines share the trainer's
     assert lay_out(shared, inputs.model).sharing == 2 and not lay_out(shared, inputs.model).evaluates_apart
-    assert outcome_of(shared, inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
+    assert run_estimate(shared, inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
 
 
 def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_without_one_or_on_one_gpu():
@@ -299,7 +299,7 @@ def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place)
     inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
     figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = outcome_of(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    found = run_estimate(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
     assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 25e9)
 
 
