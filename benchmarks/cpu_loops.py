@@ -181,12 +181,12 @@ class Way:
         """Make one update, and give the engine the new weights."""
         from scalerl.learn.advantages import advantages
         from scalerl.learn.aggregate import token_weights
-        from scalerl.learner.batch import TrainBatch, UpdateSettings, collate
+        from scalerl.learner.batch import StepSettings, TrainBatch, collate
 
         rollouts = collate(groups)
-        advantages_B = advantages("batch", rollouts.rewards_PG, rollouts.counted_PG).view(-1)
+        advantages_B = advantages("batch", rollouts.rewards_PG[:, None], rollouts.counted_PG[:, None]).view(-1)
         weights_BT = token_weights("prompt", rollouts.sampled_BT, rollouts.prompt_B)
-        settings = UpdateSettings(version=self.steps)
+        settings = StepSettings(version=self.steps)
         self.learner.step(TrainBatch(rollouts, advantages_B, rollouts.sampled_BT, weights_BT, settings))
         self.steps += 1
         self.engine.decoder.load_weights(self.steps, dict(self.learner.policy.weights()))

@@ -154,15 +154,18 @@ def evaluation(rollouts: int, meter: Meter, place: Path) -> None:
 
     from scalerl.config.recipe import PipelineRL
     from scalerl.rollouts.pipeline import Pipeline
+    from scalerl.training.evaluation import Points
+    from scalerl.training.evaluator import HeldOut, Snapshot
     from scalerl.types import Prompt, Visit
 
     visits = [Visit(Prompt(f"{i:016x}", "", (1, 2, 3), "", "test"), 0, i) for i in range(rollouts // 8)]
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2)), NumberChannel(), Scored)
+    tally = Points(HeldOut(tuple(visits), (8,) * len(visits), (), frozenset(), 0), None)
     with meter.measured():
         pipeline.start(weights, 0, visits[:9])
-        scored, _ = pipeline.evaluate(0, weights, visits, samples=8, kept=())
+        pipeline.evaluate(0, weights, visits, 8, tally.add)
         pipeline.close()
-    assert len(scored) == len(visits)
+    assert tally.evaluated(Snapshot(0, 0.0, 0.0, 0), 0.0, None).points[0].prompts == len(visits)
 
 
 def prompts(rows: int, meter: Meter, place: Path) -> None:

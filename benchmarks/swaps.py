@@ -101,7 +101,7 @@ def measure(name: str, python: str, directory: Path, weights: str = "directory",
             channel.announce(0, server.address)
         client = vllm_client(
             server, slots=(4, 4), rule=LengthRule(None, NEVER, 32), sampling=Sampling(),
-            updates=channel.updates(0), needs=Needs(tiny_model(name).config.vocab_size, 512, 8, backend),
+            updates=channel.transfer(0), needs=Needs(tiny_model(name).config.vocab_size, 512, 8, backend),
         )  # fmt: skip
         for version in range(swaps + 1):
             model = model_of(name, version)

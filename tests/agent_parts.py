@@ -15,7 +15,7 @@ from scalerl.config.data import AgentTask
 from scalerl.models.text import TokenText
 from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
 from scalerl.rollouts.engine import Finished, Occupancy, Request, StepEngine, Work
-from scalerl.tasks.agents.harness import Report
+from scalerl.tasks.agents.harness import ProgramEnd
 from scalerl.types import AGENT, Prompt, Rollout
 
 CHATML = (
@@ -85,7 +85,7 @@ def engine_of(say, run, template=CHATML, polls=1, **changes):
 
     def call(settings, row, base_url, key, own_s, stopped):
         returned = run(base_url, key, row)
-        return returned if isinstance(returned, Report) else Report(returned)
+        return returned if isinstance(returned, ProgramEnd) else ProgramEnd(returned)
 
     engine = AgentEngine(inner, Endpoints(TokenText(made, (inner.end,))), run=call)
     engine.settings = settings(**changes)

@@ -159,3 +159,10 @@ class Scored:
 
 def visits(first: int, count: int) -> tuple[Visit, ...]:
     return tuple(Visit(Prompt(f"{i:016x}", "q", (1, 2), "a", "test"), 0, i) for i in range(first, first + count))
+
+
+def evaluated(pipeline, version, held_out, samples):
+    """Evaluate held-out prompts; return their scored groups in order, and the seconds."""
+    groups = {}
+    seconds = pipeline.evaluate(version, weights, held_out, samples, groups.__setitem__)
+    return [groups[index] for index in range(len(held_out))], seconds

@@ -18,8 +18,8 @@ from texts import rollout
 from scalerl.cli import main
 from scalerl.config import LAB
 from scalerl.models.text import TokenText
-from scalerl.training import evaluator as evaluator_module
-from scalerl.training import suites
+from scalerl.rollouts import pipeline
+from scalerl.training import evaluation, suites
 from scalerl.training.suites import pass_at_k, pass_at_powers
 from scalerl.training.warm_start import make_tokenizer
 from scalerl.types import Group, Prompt
@@ -191,9 +191,9 @@ def test_groups_are_scored_and_dropped_while_others_are_sampled(tmp_path, monkey
     evaluator.config, evaluator._text = LAB, TokenText(tokenizer)
     evaluator._on = lambda *words: None
     evaluator._rule, evaluator._policy = SimpleNamespace(capacity=10), None
-    monkeypatch.setattr(evaluator_module, "generate", generate)
+    monkeypatch.setattr(evaluation, "generate", generate)
     monkeypatch.setattr(suites, "check_length", lambda *words: None)
-    monkeypatch.setattr(evaluator_module, "MOST_PENDING", 8)
+    monkeypatch.setattr(pipeline, "MOST_PENDING", 8)
     monkeypatch.setattr(suites.SuiteEvaluator, "_engines", lambda *words: [])
     task = LAB.data[0]
     prompts = [Prompt(f"{i:016x}", f"{i}", (1, 2), f"{i % 10}", task.curve) for i in range(200)]

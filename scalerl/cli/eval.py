@@ -27,7 +27,7 @@ from scalerl.core.working import Working
 from scalerl.training.run_dir import saved_config
 
 if TYPE_CHECKING:  # they import torch
-    from scalerl.training.suites import SuiteEvaluator, SuiteResult
+    from scalerl.training.suites import SuiteResult
 
 DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
 sampling and length limits of its recipe). A suite is a name (aime-24, math-500, gsm8k-test, ...),
@@ -36,6 +36,10 @@ is evaluated on its held-out prompts."""
 
 MAX_TOKENS = 4096
 """Default length limit of a completion, tokens; a run's limit and the option take precedence."""
+
+
+TEXT_FIELDS = ("system_prompt", "template_date", "template_arguments")
+"""Fields of a run's tasks that its suites use too."""
 
 
 def eval_parser() -> Parser:
@@ -100,43 +104,29 @@ def run_eval(words: list[str]) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], directory: Path) -> int:
+    """Evaluate suite by suite, and print each result."""
+    show = (lambda *lines: None) if arguments.json else print_lines
+    results: list[SuiteResult] = []
     with Working("loading torch") as working:
         from scalerl.training.resolve import resolve_hardware
         from scalerl.training.suites import SuiteEvaluator
 
         config = replace(config, hardware=resolve_hardware(config.hardware))
         working.on(f"loading {arguments.model}")
-        evaluator = SuiteEvaluator(
-            config, directory, lambda text: None if arguments.json else print_lines(text), working.on
-        )
+        evaluator = SuiteEvaluator(config, directory, show, working.on)
         working.on("reading prompts")
-        results = _results(arguments, evaluator, config, tasks, directory)
+        most = arguments.prompts
+        prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
+        for task, rows in zip(tasks or config.data, prompts, strict=True):
+            samples = arguments.samples or (1 if tasks else config.evaluation.samples_of(task))
+            results.append(evaluator.evaluate(task, rows, samples, directory / f"{safe_name(task.curve)}.jsonl"))
+            set_saved_note(f"finished suites are in {directory}: {', '.join(result.suite for result in results)}")
+            show(*results[-1].lines())
     summary = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
     write_whole(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(summary, indent=1, allow_nan=False))
     return 0
-
-
-def _results(
-    arguments: argparse.Namespace,
-    evaluator: SuiteEvaluator,
-    config: RunConfig,
-    tasks: list[PromptFile],
-    directory: Path,
-) -> list[SuiteResult]:
-    """Evaluate suite by suite, and print each result."""
-    results: list[SuiteResult] = []
-    most = arguments.prompts
-    prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
-    for task, rows in zip(tasks or config.data, prompts, strict=True):
-        evaluator.config = replace(config, data=(task,)) if tasks else config
-        samples = arguments.samples or (1 if tasks else config.evaluation.samples_of(task))
-        results.append(evaluator.evaluate(task, rows, samples, directory / f"{safe_name(task.curve)}.jsonl"))
-        set_saved_note(f"finished suites are in {directory}: {', '.join(result.suite for result in results)}")
-        if not arguments.json:
-            print_lines(*results[-1].lines())
-    return results
 
 
 def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFile]]:
@@ -154,8 +144,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     place = str(path / "model") if run else arguments.model
     model = build(HuggingFaceModel, {"path": place, "revision": arguments.revision or "main"}, "options")
     recipe = base.recipe if base else replace(SCALERL, length=NoLengthControl(max_tokens=MAX_TOKENS))
-    options = ("temperature", "top_p")
-    changes = {name: getattr(arguments, name) for name in options if getattr(arguments, name) is not None}
+    changes = {name: value for name in ("temperature", "top_p") if (value := getattr(arguments, name)) is not None}
     changes["routing_replay"] = "off"  # it trains on nothing, and servers on CPU do not report experts
     if arguments.max_tokens:
         changes["length"] = build(NoLengthControl, {"max_tokens": arguments.max_tokens}, "--max-tokens")
@@ -170,12 +159,9 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     }
     if base is not None and not arguments.suite:
         return replace(base, **shared), []
-    text = next((task.system_prompt for task in base.data if isinstance(task, TextTask)), "") if base else ""
-    system = text if arguments.system_prompt is None else arguments.system_prompt
-    day = next((task.template_date for task in base.data if isinstance(task, TextTask)), "auto") if base else "auto"
-    before = next((task.template_arguments for task in base.data if isinstance(task, TextTask)), {}) if base else {}
-    arguments_of_template = before if arguments.template_arguments is None else arguments.template_arguments
-    shown = {"system_prompt": system, "template_date": day, "template_arguments": arguments_of_template}
+    texts = [task for task in base.data if isinstance(task, TextTask)] if base else []
+    shown = {name: getattr(texts[0], name) for name in TEXT_FIELDS} if texts else {}
+    shown |= {name: value for name in TEXT_FIELDS if (value := getattr(arguments, name, None)) is not None}
     tasks = [_suite(name, arguments.task, arguments.reward, shown) for name in arguments.suite]
     scoring = base.scoring if base else Scoring()
     return build(RunConfig, {"data": tuple(tasks), "scoring": scoring, **shared}, "options"), tasks

@@ -13,7 +13,7 @@ from scalerl.cli.plan import plan_lines
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import chosen_interval, curve_line
 from scalerl.cluster.layout import lay_out, lines
-from scalerl.cluster.plan import SpeedInputs, best_split, check_searched, lengths_of, outcome_of, with_layout
+from scalerl.cluster.plan import SpeedInputs, best_split, check_searched, lengths_of, run_estimate, with_layout
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, TinyModel, read_config
 from scalerl.config.base import Part, replace
@@ -110,13 +110,8 @@ def _on_gpus(config: RunConfig, gpus: int, fixed_interval: bool = False) -> tupl
                     updates_apart, minutes = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)
                     saved = replace(planned.checkpoint, every=updates_apart, every_minutes=minutes)
                     planned = replace(planned, checkpoint=saved)
-                best = outcome_of(planned, speeds, best.figures, best.eval_s)
+                best = run_estimate(planned, speeds, best.figures, best.eval_s)
                 words = plan_lines(lengths, [best], [f"assumed: {speeds.assumed.line}"], planned, None)
-                if not fixed_interval:
-                    later = 60.0 * updates_apart / best.evaluated_updates_per_h
-                    updates = f"{updates_apart} updates, {later:,.0f} minutes at this speed"
-                    first = f"{minutes:.0f} minutes and every " if minutes else ""
-                    words.append(f"a checkpoint every {first}{updates}")
             return planned, [*lines(planned, layout), *words]
         except ConfigError as error:
             problem = problem or error

@@ -15,7 +15,7 @@ from scalerl.cluster.evaluations import curve_line, curve_prospect
 from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
 from scalerl.cluster.measured import measure
 from scalerl.cluster.plan import (
-    Outcome,
+    RunEstimate,
     SpeedInputs,
     best_split,
     in_units,
@@ -23,7 +23,6 @@ from scalerl.cluster.plan import (
     outcome_table,
     simulate,
     speeds_of,
-    updates_between_checkpoints,
 )
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, read_config
@@ -134,7 +133,7 @@ def next_gains(runs: list[Path], price: float | None) -> dict[str, NextGain | st
     return gains
 
 
-def cost_line(outcome: Outcome, steps: int) -> str:
+def cost_line(outcome: RunEstimate, steps: int) -> str:
     """Return the cost of the whole run, with its evaluations."""
     money = "" if outcome.money is None else f" ({money_text(outcome.money)})"
     return (
@@ -229,8 +228,7 @@ def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], config: RunC
         *out,
         f"throughput: {f.tokens_per_s:,.0f} tokens/s, {f.updates_per_h:,.1f} updates/h; with an evaluation every "
         f"{config.evaluation.every} updates ({best.eval_s:,.0f} s each) and a checkpoint every "
-        f"{updates_between_checkpoints(config, 3600.0 / f.updates_per_h):.0f} ({best.checkpoint_s:,.0f} s each) "
-        f"{best.evaluated_updates_per_h:,.1f}",
+        f"{config.checkpoint.interval} ({best.checkpoint_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
         f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
         f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
         f"staleness: mean {f.staleness_mean:.1f} updates, at most {f.staleness_max}; tokens too old for the "

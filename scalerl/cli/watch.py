@@ -91,10 +91,10 @@ def is_log(path: Path) -> bool:
 # ----------------------------------------------------------------------------------------------------------- the server
 
 
-class Place(NamedTuple):
+class ServedAt(NamedTuple):
     """Where a page is served.
 
-    Example: `Place(listening=..., host="127.0.0.1", address="http://127.0.0.1:8470/", token="kT3...")`
+    Example: `ServedAt(listening=..., host="127.0.0.1", address="http://127.0.0.1:8470/", token="kT3...")`
     """
 
     listening: socket.socket
@@ -120,17 +120,17 @@ def check_page() -> None:
     plotly_script()
 
 
-def listen(host: str, port: int) -> Place:
+def listen(host: str, port: int) -> ServedAt:
     """Open the port of a page, with a new token.
 
     Raises:
         ConfigError: The port cannot be used.
     """
     listening = _listen(host, port)
-    return Place(listening, host, _address(host, listening.getsockname()[1]), secrets.token_urlsafe(24))
+    return ServedAt(listening, host, _address(host, listening.getsockname()[1]), secrets.token_urlsafe(24))
 
 
-def serving(watcher: Watcher, place: Place, *, open_browser: bool) -> uvicorn.Server:
+def serving(watcher: Watcher, place: ServedAt, *, open_browser: bool) -> uvicorn.Server:
     """Return the server of a page, not started yet; open the page in the browser if asked for."""
     from scalerl.view.server import server_of
 

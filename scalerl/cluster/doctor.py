@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from scalerl.cluster.probe import HostReport, Probe
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
-from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.errors import ConfigError
 from scalerl.core.limits import DOCTOR_CALL_S, DOCTOR_START_S, DOCTOR_SWAPS_S, TCP_CONNECT_S
 from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
@@ -269,9 +269,12 @@ def room(site: Site) -> Outcome:
 
     config, place = site.config, Path("runs") if os.path.isdir("runs") else Path()
     check_shared_memory(site.table, partial(shared_memory, site.ray) if site.ray else None)
-    sizes = outcome(lambda: sizes_of(config.model).sizes)  # those of a model that is elsewhere are not known
-    model_sizes = None if sizes.exception() else sizes.result()
-    if problem := outcome(lambda: check_disk(config, model_sizes, place)).exception():
+    model_sizes = None
+    with suppress(ConfigError):  # those of a model that is elsewhere are not known
+        model_sizes = sizes_of(config.model).sizes
+    try:
+        check_disk(config, model_sizes, place)
+    except ConfigError as problem:
         return FAILS, str(problem)
     weights = 0.0 if model_sizes is None else channel_bytes(config, model_sizes)
     memory, what = host_memory().free, f"memory of {_HOST}"

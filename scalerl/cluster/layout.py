@@ -12,6 +12,7 @@ from scalerl.cluster.memory import (
     cache_bytes_per_token,
     generator_memory,
     trainer_memory,
+    weight_bytes,
 )
 from scalerl.config.base import replace
 from scalerl.config.data import TextTask
@@ -92,18 +93,10 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
     spare = max(EVALUATION_CACHE, limit * cache_bytes_per_token(sizes)) if place.engine == "torch" else 0.0
 
     def memory(tokens: float) -> GeneratorMemory:
-        held = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
-        return held._replace(cache=held.cache + spare)
+        memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
+        return memory._replace(cache=memory.cache + spare)
 
-    trainer = trainer_memory(
-        sizes,
-        place.trainer_ranks,
-        widest(config),
-        recomputes(config),
-        adapter_params(sizes, config.lora) if config.lora else 0,
-        place.expert_ranks,
-        reference=config.recipe.kl_coefficient > 0,
-    )
+    trainer = trainer_of(config, sizes, limit)
     if on_gpus(config):
         config = replace(config, hardware=replace(config.hardware, device="cuda"))
     table = devices(config, trainer_bytes=lambda: trainer.total)
@@ -116,6 +109,27 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
         trainer=trainer,
         expected=memory(mean_prompt + expected_tokens(config)),
         at_limit=memory(limit),
+    )
+
+
+def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMemory:
+    """Return the memory of each trainer with micro-batches of at least the longest row."""
+    place, hardware, checkpointing, helpers = config.placement, config.hardware, recomputes(config), 0
+    # without threads, the configuration is not resolved: a plan for another machine
+    if hardware.device == "cpu" and hardware.trainer_threads and place.trainer_ranks == 1:
+        from scalerl.learner.cpu import helpers_of  # it imports torch
+
+        helpers = 0 if sizes.experts or checkpointing else helpers_of(hardware)
+    return trainer_memory(
+        sizes,
+        place.trainer_ranks,
+        max(micro_batch_tokens(config), row_tokens),
+        checkpointing,
+        adapter_params(sizes, config.lora) if config.lora else 0,
+        place.expert_ranks,
+        weight_bytes(config),
+        helpers,
+        reference=config.recipe.kl_coefficient > 0,
     )
 
 
@@ -147,15 +161,15 @@ def _too_large(config: RunConfig, layout: Layout) -> str:
     """Return why the run does not fit on its GPUs, with the settings that make it smaller; empty if it fits."""
     place, trainer = config.placement, layout.trainer.total
     exact = place.engine == "torch"
-    held = (layout.at_limit if exact else layout.expected).total
+    memory = (layout.at_limit if exact else layout.expected).total
     room = USABLE * place.gpu_gb * GB
-    shared = layout.sharing * held
-    if max(held, trainer, trainer + shared if shared else 0) <= room:
+    shared = layout.sharing * memory
+    if max(memory, trainer, trainer + shared if shared else 0) <= room:
         return ""
     length = "the length limit" if exact else "the mean length"
     together = f", {_gb(trainer + shared)} on a GPU that both use" if shared else ""
     return (
-        f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(held)} "
+        f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(memory)} "
         f"({layout.slots_of_an_engine} slots at {length}){together}; allowed: {USABLE:.0%} of placement.gpu_gb = "
         f"{place.gpu_gb:g} GB. For trainers, raise trainer_ranks, lower learner.micro_batch_tokens, or set "
         "learner.gradient_checkpointing; for generators, lower rollouts.slots or "

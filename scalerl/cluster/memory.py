@@ -22,6 +22,12 @@ from scalerl.rollouts.engine import PASS_BYTES
 BF16, FP32 = 2, 4
 """Bytes per entry."""
 
+
+def weight_bytes(config: RunConfig) -> int:
+    """Return w, the bytes of a weight."""
+    return FP32 if config.hardware.dtype == "float32" else BF16
+
+
 LOGITS = 1 << 24
 """Entries of one block of logits (models/head.py), at least 256 columns wide."""
 
@@ -128,13 +134,15 @@ CHANNEL_VERSIONS = 4
 """Versions of the weights that a channel through files or shared memory holds."""
 
 
-def channel_bytes(config: RunConfig, sizes: ModelSizes) -> float:
-    """Return the bytes of the versions of the weights in a channel through files or shared memory, 4 w params.
-
-    If only adapters are sent, they count instead of the model's parameters.
-    """
+def sent_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the bytes of a version of the weights as it is sent, w params; of the adapters, if only they are sent."""
     sent = adapter_params(sizes, config.lora) if config.lora and channel_name(config) == "adapters" else sizes.params
-    return CHANNEL_VERSIONS * (FP32 if config.hardware.dtype == "float32" else BF16) * sent
+    return float(weight_bytes(config)) * sent
+
+
+def channel_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the bytes of the versions in a channel through files or shared memory."""
+    return CHANNEL_VERSIONS * sent_bytes(config, sizes)
 
 
 def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
@@ -144,7 +152,7 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     makes fewer. With `evaluation.overlap` each may have the weights that are evaluated, as they are sent, which are in
     another file unless they travel through memory.
     """
-    version, name = channel_bytes(config, sizes) / CHANNEL_VERSIONS, channel_name(config)
+    version, name = sent_bytes(config, sizes), channel_name(config)
     checkpoint = checkpoint_bytes(config, sizes) + version * config.evaluation.overlap
     stored = CHANNEL_VERSIONS * (name in ("directory", "adapters"))
     stored += config.evaluation.overlap and name != "shared-memory"

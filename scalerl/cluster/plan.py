@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,16 +10,17 @@ from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
+from scalerl.cluster.evaluations import count_of
 from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import (
-    BF16,
-    FP32,
     cache_bytes_per_token,
     checkpoint_bytes,
     disk_size,
     kept_checkpoints,
+    sent_bytes,
     slots_that_fit,
+    weight_bytes,
 )
 from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
 from scalerl.cluster.sizing import Machine, memory_line
@@ -54,6 +56,9 @@ COMPLETIONS = 1 << 18
 
 LEAST_UPDATES = 8
 
+ESTIMATED = 4
+"""Updates that the estimate at the start of a run measures."""
+
 STRIDES = 12
 """Number of steps in which the search covers all possible splits."""
 
@@ -81,6 +86,12 @@ class SpeedInputs:
     """Seconds of one transfer of weights."""
     updates: int = 0
     """Updates to measure; 0: automatic."""
+    sampling: Assumptions | None = None
+    """Those of the generators, if they differ; None: `assumed`."""
+    prompt_tokens: float = 0.0
+    """Mean tokens of a prompt; 0: assumed."""
+    evaluated: int = 0
+    """Sequences of an evaluation; 0: as many as the configuration allows."""
 
 
 def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0) -> Lengths:
@@ -108,13 +119,14 @@ def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]
         sending, swap, source = 0.0, 0.0, "within the updates"
     else:
         nodes = nodes_with_engines(config)
-        sending, swap = transfer_seconds(inputs.model.sizes, inputs.assumed, channel_name(config), nodes)
+        size = sent_bytes(config, inputs.model.sizes)
+        sending, swap = transfer_seconds(size, inputs.assumed, channel_name(config), nodes)
         source = f"assumed: {channel_name(config)} to engines on {nodes} node{'s' if nodes > 1 else ''}"
     drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
     if inputs.measured is not None:
         swap = inputs.measured.swap_s
         drift = drift if inputs.generator_step_s or inputs.trainer_rate else inputs.measured.drift
-    speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0], drift)
+    speeds = Speeds(steps, updates, sending, swap, inputs.prompt_tokens or prompt_tokens(config)[0], drift)
     weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
     return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
 
@@ -132,10 +144,11 @@ def _generation(config: RunConfig, inputs: SpeedInputs) -> tuple[StepSeconds, st
     if inputs.measured is not None:
         line = f"{1e3 * inputs.measured.base_s:.3g} ms + {1e6 * inputs.measured.slope_s:.3g} us per running sequence"
         return inputs.measured.step_seconds, f"measured, a decode step takes {line}"
-    steps = decode_roofline(inputs.model.sizes, inputs.assumed, config.placement.gpus_of_a_generator)
+    assumed = inputs.sampling or inputs.assumed
+    steps = decode_roofline(inputs.model.sizes, assumed, config.placement.gpus_of_a_generator)
     if config.placement.engine != "vllm":
         return steps, "a roofline (assumed)"
-    rate = inputs.assumed.server
+    rate = assumed.server
     return lambda running, context: max(steps(running, context), running / rate), "a roofline (assumed)"
 
 
@@ -148,17 +161,17 @@ def _training(config: RunConfig, inputs: SpeedInputs) -> tuple[UpdateSeconds, st
         rate = inputs.measured.trainer_tokens_per_s * ranks / inputs.measured.ranks
         return inputs.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
     micro_batch, checkpointing = micro_batch_tokens(config), recomputes(config)
-    work = (ranks, micro_batch, prompt_tokens(config)[0], checkpointing)
+    work = (ranks, micro_batch, inputs.prompt_tokens or prompt_tokens(config)[0], checkpointing)
     expert_ranks = config.placement.expert_ranks
     reference = config.recipe.kl_coefficient > 0
     return training_roofline(inputs.model.sizes, inputs.assumed, *work, expert_ranks, reference), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunEstimate:
     """Result of simulating one configuration.
 
-    Example: Outcome(trainer_ranks=16, generators=64, slots=768, figures=Figures(...), eval_s=310.0, ...)
+    Example: RunEstimate(trainer_ranks=16, generators=64, slots=768, figures=Figures(...), eval_s=310.0, ...)
     """
 
     trainer_ranks: int
@@ -191,16 +204,28 @@ class Outcome:
         return values | figures | {"useful_tokens_per_s": self.figures.useful_tokens_per_s}
 
 
-def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse: bool = False) -> Outcome:
+def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse: bool = False) -> RunEstimate:
     """Simulate one configuration; `coarse`: in a sixth of the time, good enough to compare splits."""
     speeds, _ = speeds_of(config, inputs)
     automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // config.recipe.completions_per_step))
     updates = inputs.updates or (LEAST_UPDATES if coarse else automatic)
     figures = simulate_run(config, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
-    return outcome_of(config, inputs, figures, evaluation_seconds(config, speeds, lengths))
+    busy = 2.0 - figures.generator_idle - figures.trainer_idle
+    if busy > 1.0 and config.hardware.device == "cuda" and lay_out(config, inputs.model).sharing:
+        rates = ("tokens_per_s", "trained_tokens_per_s", "updates_per_h")  # the work of both takes turns on one GPU
+        figures = dataclasses.replace(figures, **{name: getattr(figures, name) / busy for name in rates})
+    return run_estimate(config, inputs, figures, evaluation_seconds(config, speeds, lengths, inputs.evaluated))
 
 
-def outcome_of(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> Outcome:
+def batch_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> tuple[float, float]:
+    """Return the seconds of sampling a batch with full slots, and those of its update with sending its weights."""
+    batch, engines, mean = config.recipe.completions_per_step, config.placement.engines, float(lengths.mean())
+    n = slots_of(config) / engines
+    update_s = speeds.update_seconds(lengths[:batch]) + speeds.transfer_s
+    return batch * mean / (engines * n / speeds.mean_step(n, mean)), update_s
+
+
+def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> RunEstimate:
     """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
 
     Seconds of an update: 3600 / updates_per_h + waits for evaluations / updates + checkpoint_s / updates between
@@ -215,7 +240,7 @@ def outcome_of(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s:
     gpus, apart = (layout.gpus, layout.evaluates_apart) if layout else (0, False)
     hours = (config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)) / 3600.0
     device_hours = hours * max(1, gpus)
-    return Outcome(
+    return RunEstimate(
         trainer_ranks=place.trainer_ranks,
         generators=place.engines,
         gpus=gpus,
@@ -267,57 +292,6 @@ def evaluation_waits(config: RunConfig, update_s: float, eval_s: float, apart: b
     return after_start * late_s + eval_s
 
 
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """Estimated seconds of a run.
-
-    Example: Duration(generate_s=140.0, train_s=210.0, update_s=210.0, eval_s=90.0, evaluations=6, total_s=21540.0)
-    """
-
-    generate_s: float
-    """Sampling a batch with full slots."""
-    train_s: float
-    update_s: float
-    """Both: the longer of them, or their sum if they share a GPU."""
-    eval_s: float
-    """One evaluation."""
-    evaluations: int
-    total_s: float
-
-
-def duration(
-    config: RunConfig, sizes: ModelSizes, samples: Assumptions, trains: Assumptions, prompt: float, evaluated: int
-) -> Duration:
-    """Estimate the duration of a run from FLOPs and bytes.
-
-    Args:
-        config: Configuration with its slots.
-        sizes: The model.
-        samples: Speed of a generator.
-        trains: Speed of the trainer.
-        prompt: Mean tokens of a prompt.
-        evaluated: Sequences of an evaluation.
-    """
-    place, lengths, checkpointing = config.placement, lengths_of(config, None), recomputes(config)
-    batch, engines, mean = config.recipe.completions_per_step, place.engines, float(lengths.mean())
-    updates = training_roofline(
-        sizes, trains, place.trainer_ranks, micro_batch_tokens(config), prompt, checkpointing,
-        place.expert_ranks, config.recipe.kl_coefficient > 0,
-    )  # fmt: skip
-    steps = decode_roofline(sizes, samples, place.gpus_of_a_generator)
-    speeds = Speeds(steps, updates, prompt_tokens=prompt)
-    n = max(1.0, min(slots_of(config), batch) / engines)
-    generate_s = batch * mean / (engines * n / speeds.mean_step(n, mean))
-    train_s = updates(lengths[:batch])
-    layout = lay_out(config, SizedModel(sizes, "")) if config.hardware.device == "cuda" else None
-    shared, apart = (layout.sharing, layout.evaluates_apart) if layout else (0, False)
-    update_s = generate_s + train_s if shared else max(generate_s, train_s)
-    eval_s = evaluation_seconds(config, speeds, lengths, evaluated)
-    evaluations = 1 + config.steps // config.evaluation.every
-    total_s = config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)
-    return Duration(generate_s, train_s, update_s, eval_s, evaluations, total_s)
-
-
 def run_lines(
     config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, prompt: float = 0.0, evaluated: int = 0
 ) -> list[str]:
@@ -334,7 +308,7 @@ def run_lines(
     lines, gpu = [memory_line(config, sizes, row_tokens, machine)], machine.gpu
     if gpu is not None and not machine.elsewhere:
         layout = lay_out(config, SizedModel(sizes, ""))
-        trains, samples = (held.total / GB for held in (layout.trainer, layout.at_limit))
+        trains, samples = (memory.total / GB for memory in (layout.trainer, layout.at_limit))
         lines.append(
             f"GPU memory (estimate): trainer {trains:.1f} GB, generator {samples:.1f} GB at the length limit"
             f"{', on the same GPU' if layout.sharing else ''}; {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free "
@@ -352,18 +326,15 @@ ROW_BYTES, TEXT_BYTES, RECORD_BYTES = 2_000, 8, 8
 
 def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
     """Return the disk that a run needs for checkpoints, and how fast its rows grow."""
-    policy, tokens = config.checkpoint, expected_tokens(config)
-    in_flight = 0.0
+    tokens, in_flight = expected_tokens(config), 0.0
     if config.placement.engine == "torch":
-        width = FP32 if config.hardware.dtype == "float32" else BF16
         mean_row = prompt_tokens(config)[0] + tokens / 2
-        in_flight = slots_of(config) * mean_row * cache_bytes_per_token(sizes, width=width)
+        in_flight = slots_of(config) * mean_row * cache_bytes_per_token(sizes, width=weight_bytes(config))
     whole, kept = checkpoint_bytes(config, sizes) + in_flight, kept_checkpoints(config) + 1
     evaluation = (config.evaluation.saved * len(config.data) + SAVED_SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
     rows = 1_000 * (ROW_BYTES + evaluation / config.evaluation.every)
-    interval = f"{policy.every:,} updates" + (f" or {policy.every_minutes:g} minutes" if policy.every_minutes else "")
     return (
-        f"disk (estimate): {disk_size(whole)} a checkpoint, every {interval}, at most {kept} of them; "
+        f"disk (estimate): {disk_size(whole)} a checkpoint, at most {kept} of them; "
         f"rows and saved rollouts take {disk_size(rows)} per 1,000 updates"
     )
 
@@ -387,14 +358,16 @@ def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, eva
         samples = this_cpu(max(1, hardware.generator_threads), sizes.layers)
         trains = this_cpu(max(1, hardware.trainer_threads), sizes.layers)
         source = f"a product on this CPU at {trains.gpu.flops / 1e9:,.0f} GFLOP/s"
-    took = duration(
-        config, sizes, samples, trains, prompt or prompt_tokens(config)[0], evaluated or config.evaluated_sequences
-    )
+    model, lengths = SizedModel(sizes, ""), lengths_of(config, None)
+    inputs = SpeedInputs(model, trains, updates=ESTIMATED, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
+    generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths)
+    # decode steps in lockstep take long to simulate one by one, and change the duration of a run little
+    run = simulate(replace(config, rollouts=replace(config.rollouts, schedule="eager")), inputs, lengths, coarse=True)
     return (
-        f"duration (estimate): {in_units(took.update_s)} per update (sampling {in_units(took.generate_s)}, training "
-        f"{in_units(took.train_s)}), {in_units(took.total_s)} for {config.steps:,} updates and {took.evaluations} "
-        f"evaluations of {in_units(took.eval_s)}; from FLOPs, a mean length of {expected_tokens(config):,} tokens, and "
-        f"{source}"
+        f"duration (estimate): {in_units(3600.0 / run.figures.updates_per_h)} per update (sampling "
+        f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * run.hours)} for {config.steps:,} "
+        f"updates and {count_of(config)} evaluations of {in_units(run.eval_s)}; from a simulation with FLOPs, a mean "
+        f"length of {expected_tokens(config):,} tokens, and {source}"
     )
 
 
@@ -477,7 +450,7 @@ def with_layout(
     return min(fitting)[2]
 
 
-def fewer_slots(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, best: Outcome) -> Outcome:
+def fewer_slots(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, best: RunEstimate) -> RunEstimate:
     """Return the outcome with the fewest slots, in eighths of the best one's, that has SAME of its useful tokens.
 
     Slots that the schedule leaves empty cost memory, and generation that runs ahead of training makes tokens stale.
@@ -527,7 +500,7 @@ def check_searched(gpus: int) -> None:
 
 def best_split(
     config: RunConfig, inputs: SpeedInputs, lengths: Lengths, gpus: int, micro_batches: Sequence[int] = ()
-) -> list[Outcome]:
+) -> list[RunEstimate]:
     """Search for the best split, starting at the most balanced one, in growing and then shrinking steps.
 
     Args:
@@ -560,7 +533,7 @@ def best_split(
             f"--gpus: got {gpus}, but no split of them into trainers and generators fits the model. {reason}"
         )
     start = min(range(len(fitting)), key=lambda i: abs(math.log(balance(fitting[i], inputs, lengths))))
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, RunEstimate] = {}
 
     def useful(index: int) -> float:
         if not 0 <= index < len(fitting):
@@ -588,15 +561,11 @@ def best_split(
 
 def balance(config: RunConfig, inputs: SpeedInputs, lengths: Lengths) -> float:
     """Return the seconds of generating a batch with full slots, divided by the seconds of its update."""
-    speeds, _ = speeds_of(config, inputs)
-    batch, engines = config.recipe.completions_per_step, config.placement.engines
-    mean = float(lengths.mean())
-    n = slots_of(config) / engines
-    update = speeds.update_seconds(lengths[:batch]) + speeds.transfer_s
-    return batch * mean / (engines * n / speeds.mean_step(n, mean)) / update
+    generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths)
+    return generate_s / train_s
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:
+def outcome_table(outcomes: Sequence[RunEstimate]) -> list[str]:
     """Return a table of the outcomes as lines."""
     head = (
         "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness     stale"

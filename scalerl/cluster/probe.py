@@ -328,7 +328,7 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
         ready_s, channel = time.monotonic() - began, DirectoryChannel(directory / "weights")
         client = vllm_client(
             server, slots=(8, 8), rule=LengthRule(None, NEVER, 64), sampling=Sampling(), needs=needs,
-            updates=channel.updates(0),
+            transfer=channel.transfer(0),
         )  # fmt: skip
         worst = 0.0
         for version in (0, 1, 2):

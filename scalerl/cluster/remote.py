@@ -9,7 +9,7 @@ from typing import Any
 from scalerl.cluster.connect import last_line
 from scalerl.core.limits import ACTOR_LAST_ANSWER_S
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import Remote, Run, host
+from scalerl.core.remote import Body, Remote, host
 
 
 class Actor:
@@ -21,7 +21,7 @@ class Actor:
 
     # methods of the actor, each in a separate thread
 
-    def run(self, function: Run) -> None:
+    def run(self, function: Body) -> None:
         """Run a function until it ends."""
         host(self, function)
 
@@ -61,7 +61,7 @@ class RayRemote(Remote):
     """The caller's side of an actor."""
 
     def __init__(
-        self, ray: Any, kind: type[Actor], run: Run, name: str, died: type[ProcessDied], options: Mapping[str, Any]
+        self, ray: Any, kind: type[Actor], run: Body, name: str, died: type[ProcessDied], options: Mapping[str, Any]
     ) -> None:
         """Start an actor and return at once.
 

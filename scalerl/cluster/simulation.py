@@ -17,8 +17,8 @@ import numpy.typing as npt
 from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
 from scalerl.cluster.speed import Lengths, Speeds
 from scalerl.config.run import RunConfig
-from scalerl.placement.choices import generation_of, slots_of
-from scalerl.rollouts.coordinator import Coordinator, Formed, Update
+from scalerl.placement.choices import generation_of, schedule_name, slots_of
+from scalerl.rollouts.coordinator import Coordinator, Formed, NewVersion
 from scalerl.rollouts.schedule import first_visits, schedule_of
 from scalerl.types import Prompt, Visit
 
@@ -60,7 +60,7 @@ class SimulatedTrainer:
         self.sends_weights, self.poll_s = sends_weights, poll_s
         self.drawn = 0
         """Visits drawn so far."""
-        self.under_way: deque[tuple[float, Update]] = deque()
+        self.under_way: deque[tuple[float, NewVersion]] = deque()
         """(arrival time at the engines, update), in order."""
         self.blocked_s = 0.0
         """Seconds in which engines in lockstep waited for weights."""
@@ -129,7 +129,7 @@ class SimulatedTrainer:
         self.clock.pace = speeds.drift[version % len(speeds.drift)][0]
         count = self.coordinator.schedule.per_batch + len(formed.dropped)
         visits = self.draw(count)
-        self.under_way.append((self._free_at, Update(version, weights, visits, closed=len(visits) < count)))
+        self.under_way.append((self._free_at, NewVersion(version, weights, visits, closed=len(visits) < count)))
 
     def draw(self, count: int) -> tuple[Visit, ...]:
         """Return the next visits of an endless curriculum."""
@@ -202,7 +202,7 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
         Stuck: Neither side can continue.
     """
     recipe, count, slots = config.recipe, config.placement.engines, slots_of(config)
-    clock, length_of, lockstep = Clock(), by_key(lengths), config.placement.deterministic
+    clock, length_of, lockstep = Clock(), by_key(lengths), schedule_name(config) == "deterministic"
     engines = [
         SimulatedEngine(slots // count + (number < slots % count), length_of, speeds, clock, lockstep)
         for number in range(count)

@@ -12,20 +12,16 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from scalerl.cluster.layout import prompt_tokens
+from scalerl.cluster.layout import prompt_tokens, trainer_of
 from scalerl.cluster.memory import (
-    BF16,
-    FP32,
     PROCESS,
     WORKER,
     HostMemory,
-    TrainerMemory,
-    adapter_params,
     cache_bytes_per_token,
     checkpoint_bytes,
     generator_memory,
     pass_memory,
-    trainer_memory,
+    weight_bytes,
 )
 from scalerl.config.base import replace
 from scalerl.config.data import TextTask
@@ -142,9 +138,9 @@ def sized(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machin
 
 def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memory) -> HostMemory:
     """Return the memory of all processes of a run on this host, at the worst moment of each."""
-    place, width, engines = config.placement, _width(config), config.placement.engines
+    place, width, engines = config.placement, weight_bytes(config), config.placement.engines
     on_cpu, weights = config.hardware.device == "cpu", width * sizes.params
-    trainer = _trainer(config, sizes, row_tokens).total * place.trainer_ranks if on_cpu else 0.0
+    trainer = trainer_of(config, sizes, row_tokens).total * place.trainer_ranks if on_cpu else 0.0
     if on_cpu and not trains_in_loop(config):
         trainer += weights  # the process of the loop loads the model, too
     if not on_cpu and trains_in_loop(config):
@@ -243,24 +239,6 @@ def _recomputing(config: RunConfig, checkpointing: bool) -> RunConfig:
     return replace(config, learner=replace(config.learner, gradient_checkpointing=checkpointing))
 
 
-def _trainer(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMemory:
-    from scalerl.learner.cpu import helpers_of
-
-    place, checkpointing = config.placement, recomputes(config)
-    together = place.trainer_ranks == 1 and not sizes.experts and not checkpointing and config.hardware.device == "cpu"
-    return trainer_memory(
-        sizes,
-        place.trainer_ranks,
-        max(micro_batch_tokens(config), row_tokens),
-        checkpointing,
-        adapter_params(sizes, config.lora) if config.lora else 0,
-        place.expert_ranks,
-        _width(config),
-        helpers_of(config.hardware) if together else 0,
-        reference=config.recipe.kl_coefficient > 0,
-    )
-
-
 # -------------------------------------------------------------------------------------------------------------- on GPUs
 
 
@@ -275,7 +253,7 @@ def _on_gpus(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
     on_a_gpu = -(-(engines + config.evaluation.overlap) // config.placement.trainer_ranks) if shared else 1
     fitting: list[tuple[int, int, int, RunConfig]] = []
     for candidate in _candidates(config, row_tokens):
-        room = USABLE * gpu.total - (_trainer(candidate, sizes, row_tokens).total if shared else 0.0)
+        room = USABLE * gpu.total - (trainer_of(candidate, sizes, row_tokens).total if shared else 0.0)
         slots = engines * max(0, int(_gpu_room(candidate, sizes, row_tokens, room / on_a_gpu)))
         fitting.append((min(slots, ENOUGH, slots_of(config)), -len(fitting), slots, candidate))
     _, _, slots, best = max(fitting, key=lambda one: one[:2])  # the first that leaves enough, else the most
@@ -284,8 +262,8 @@ def _on_gpus(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
 
 def _gpu_room(config: RunConfig, sizes: ModelSizes, row_tokens: int, room: float) -> float:
     """Return the slots of one engine in some memory of a GPU."""
-    head = config.recipe.fp32_head
-    weights = generator_memory(sizes, 0, 1, head, _width(config)).total + pass_memory(sizes, row_tokens, _width(config))
+    head, width = config.recipe.fp32_head, weight_bytes(config)
+    weights = generator_memory(sizes, 0, 1, head, width).total + pass_memory(sizes, row_tokens, width)
     return (room - weights - _spare(config, sizes, row_tokens)) / _slot_bytes(config, sizes, row_tokens)
 
 
@@ -318,10 +296,6 @@ def _rounded(slots: int) -> int:
     return slots - slots % 8 if slots >= 8 else slots
 
 
-def _width(config: RunConfig) -> int:
-    return FP32 if config.hardware.dtype == "float32" else BF16
-
-
 def _slot_bytes(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
     """Return the bytes of the cache of one sequence at the length limit.
 
@@ -330,12 +304,12 @@ def _slot_bytes(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
     """
     second = config.evaluation.overlap and config.hardware.device == "cpu"
     caches = 2 if second or isinstance(config.placement.engine, Custom) else 1
-    return caches * row_tokens * cache_bytes_per_token(sizes, 1, _width(config))
+    return caches * row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
 
 
 def _spare(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
     """Return the bytes by which an evaluation may enlarge the cache: at least one sequence, at most all of them."""
-    slot = row_tokens * cache_bytes_per_token(sizes, 1, _width(config))
+    slot = row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
     engines = config.placement.engines
     return engines * min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences // engines))
 

@@ -270,20 +270,17 @@ def updates_from_rate(tokens_per_s: float) -> UpdateSeconds:
     return lambda lengths: float(lengths.sum()) / tokens_per_s
 
 
-def transfer_seconds(sizes: ModelSizes, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:
-    """Return the seconds in which the trainer sends a version, and then those in which an engine receives it, BF16.
+def transfer_seconds(size: float, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:
+    """Return the seconds in which the trainer sends a version, and then those in which an engine receives it.
 
     Args:
-        sizes: The model.
+        size: Bytes of a version (`memory.sent_bytes`).
         assumed: Speeds.
-        channel: A value of `rollouts.weights`. directory: the trainer writes one file, and every node reads it from the
+        channel: Name of the channel. directory, adapters: the trainer writes files, and every node reads them from the
             shared file system. nccl: both sides wait for one broadcast. shared-memory: through the memory of the node.
         nodes: Nodes with engines; the engines of a node share what it has read.
     """
-    size = BF16 * sizes.params
-    network, host = size / assumed.network, size / assumed.host
-    return {
-        "directory": (size / assumed.disk, nodes * size / assumed.disk),
-        "nccl": (network, network),
-        "shared-memory": (host, host),
-    }[channel]
+    if channel in ("directory", "adapters"):
+        return size / assumed.disk, nodes * size / assumed.disk
+    one_way = size / (assumed.network if channel == "nccl" else assumed.host)
+    return one_way, one_way

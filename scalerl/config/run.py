@@ -241,6 +241,11 @@ class Checkpointing(Part):
             )
         return self
 
+    @property
+    def interval(self) -> str:
+        """The interval of checkpoints as text."""
+        return f"{self.every:,} steps" + (f" or {self.every_minutes:g} minutes" if self.every_minutes else "")
+
     def policy(self, evaluated: int) -> str:
         """Return which checkpoints a run writes and keeps, as text.
 
@@ -253,8 +258,7 @@ class Checkpointing(Part):
         last = "the last" if self.keep == 1 else f"the last {self.keep:,}"
         kinds = [last, best, *([f"those of every {self.keep_every:,} steps"] if self.keep_every else [])]
         listed = f"{', '.join(kinds[:-1])} and {kinds[-1]}"
-        often = f"{self.every:,} steps" + (f" or {self.every_minutes:g} minutes" if self.every_minutes else "")
-        return f"checkpoint every {often}; kept are {listed}; resume --from-step goes back to any of them"
+        return f"checkpoint every {self.interval}; kept are {listed}; resume --from-step goes back to any of them"
 
 
 class RunConfig(Part):

@@ -81,8 +81,8 @@ def _import_here(name: str) -> Any:
     unprotect_children()
     if "" not in sys.path and directory not in sys.path:
         sys.path.append(directory)
-    held = sys.modules.get(top)
-    if spec.loader and spec.origin and (held is None or (top == name and spec.origin != held.__file__)):
+    earlier = sys.modules.get(top)
+    if spec.loader and spec.origin and (earlier is None or (top == name and spec.origin != earlier.__file__)):
         sys.modules[top] = module = importlib.util.module_from_spec(spec)
         with ExitStack() as failed:  # as in an import statement
             failed.callback(sys.modules.pop, top, None)

@@ -51,11 +51,11 @@ class CallerEnded(SystemExit):
     """The caller has ended, so this process ends without a word."""
 
 
-Run = Callable[[End], None]
+Body = Callable[[End], None]
 """Function that another process runs; must be picklable."""
 
 
-def host(end: End, run: Run) -> None:
+def host(end: End, run: Body) -> None:
     """Run a function in the other process, and report the error that ends it."""
     try:
         run(end)
@@ -168,7 +168,7 @@ class LocalRemote(Remote):
 
     def __init__(
         self,
-        run: Run,
+        run: Body,
         name: str,
         died: type[ProcessDied] = ProcessDied,
         environment: Mapping[str, str] | None = None,

@@ -1,8 +1,8 @@
-"""Advantages and the zero-variance filter, as functions of [P, G] rewards.
+"""Advantages and the zero-variance filter, as functions of [P, K, G] rewards.
 
-Legend: P prompts of the batch, G rollouts of each prompt. counted_PG is true for rollouts with a reward; the others
-enter neither means nor standard deviations, and their advantage is 0. With `recipe.turn_credit`, each function takes
-[P, K, G] for K turns: means are over the rollouts that have the turn, standard deviations over turns too.
+Legend: P prompts of the batch, K turns (1 without `recipe.turn_credit`), G rollouts of each prompt. counted_PKG is true
+for turns of rollouts with a reward; the others enter neither means nor standard deviations, and their advantage is 0.
+Means are over the rollouts that have the turn, standard deviations over turns too.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ smaller. It is 8 times the spacing of float32 numbers.
 """
 
 
-def batch_normalized(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
+def batch_normalized(rewards_PKG: Tensor, counted_PKG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation over the whole batch (ScaleRL's J, appendix A.1).
 
     The standard deviation is computed before the zero-variance filter, so prompts without variance lower it. The paper
     leaves the order open; with rewards of +-1 the other order gives smaller advantages.
     """
-    deviations_PG = _deviations(rewards_PG, counted_PG)
-    counted_N = deviations_PG[counted_PG]
+    deviations_PKG = _deviations(rewards_PKG, counted_PKG)
+    counted_N = deviations_PKG[counted_PKG]
     scale = counted_N.std(correction=0) if len(counted_N) else 0.0
-    return (deviations_PG / (scale + EPS)).to(rewards_PG.dtype)
+    return (deviations_PKG / (scale + EPS)).to(rewards_PKG.dtype)
 
 
-def group_normalized(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
+def group_normalized(rewards_PKG: Tensor, counted_PKG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation of the prompt's rewards (GRPO, ScaleRL eq. 3)."""
-    deviations_PG = _deviations(rewards_PG, counted_PG)
-    count_P = counted_PG.flatten(1).sum(dim=1).clamp(min=1)
-    scale_P = ((deviations_PG**2).flatten(1).sum(dim=1) / count_P).sqrt()
-    return (deviations_PG / (scale_P + EPS).view(-1, *[1] * (rewards_PG.ndim - 1))).to(rewards_PG.dtype)
+    deviations_PKG = _deviations(rewards_PKG, counted_PKG)
+    count_P = counted_PKG.flatten(1).sum(dim=1).clamp(min=1)
+    scale_P = ((deviations_PKG**2).flatten(1).sum(dim=1) / count_P).sqrt()
+    return (deviations_PKG / (scale_P + EPS)[:, None, None]).to(rewards_PKG.dtype)
 
 
-def centered(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
+def centered(rewards_PKG: Tensor, counted_PKG: Tensor) -> Tensor:
     """Subtract each prompt's mean reward, without any division (Dr. GRPO)."""
-    return _deviations(rewards_PG, counted_PG).to(rewards_PG.dtype)
+    return _deviations(rewards_PKG, counted_PKG).to(rewards_PKG.dtype)
 
 
-def _deviations(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
+def _deviations(rewards_PKG: Tensor, counted_PKG: Tensor) -> Tensor:
     """Return the deviations from each prompt's mean in float64, exactly zero for a prompt with equal rewards.
 
     In float32, the mean of equal rewards is off by rounding, and a division by EPS turns this into an advantage.
     """
-    assert rewards_PG.ndim in (2, 3) and rewards_PG.shape == counted_PG.shape, (rewards_PG.shape, counted_PG.shape)
-    exact_PG, mean_P1 = rewards_PG.double(), _means(rewards_PG, counted_PG)
-    differ_P1 = _differ(of_trained(rewards_PG, counted_PG))
-    return (exact_PG - mean_P1) * (differ_P1 & counted_PG)
+    assert rewards_PKG.ndim == 3 and rewards_PKG.shape == counted_PKG.shape, (rewards_PKG.shape, counted_PKG.shape)
+    exact_PKG, mean_PK1 = rewards_PKG.double(), _means(rewards_PKG, counted_PKG)
+    differ_PK1 = _differ(of_trained(rewards_PKG, counted_PKG))
+    return (exact_PKG - mean_PK1) * (differ_PK1 & counted_PKG)
 
 
-def _means(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
-    """Return each prompt's mean reward mean_P1 in float64; 0 for a prompt without a reward."""
-    sums_P1 = (rewards_PG.double() * counted_PG).sum(dim=-1, keepdim=True)
-    return sums_P1 / counted_PG.sum(dim=-1, keepdim=True).clamp(min=1)
+def _means(rewards_PKG: Tensor, counted_PKG: Tensor) -> Tensor:
+    """Return each prompt's mean reward mean_PK1 in float64; 0 for a prompt without a reward."""
+    sums_PK1 = (rewards_PKG.double() * counted_PKG).sum(dim=-1, keepdim=True)
+    return sums_PK1 / counted_PKG.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -72,61 +72,60 @@ ADVANTAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def advantages(choice: str | Custom, rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:
-    """Return advantages_PG by the recipe's choice, a name in ADVANTAGES or a user's function.
+def advantages(choice: str | Custom, rewards_PKG: Tensor, counted_PKG: Tensor) -> Tensor:
+    """Return advantages_PKG by the recipe's choice, a name in ADVANTAGES or a user's function.
 
-    A user's function gets the mean reward of the prompt for rollouts without a reward, and the turns of [P, K, G] one
-    at a time.
+    A user's function gets the rewards_PG of one turn at a time, with the mean reward of the prompt for rollouts without
+    a reward.
 
     Raises:
         PluginError: The function raised, or returned a tensor of another shape or with values that are not finite.
     """
     if isinstance(choice, str):
-        return ADVANTAGES[choice](rewards_PG, counted_PG)
-    if rewards_PG.ndim == 3:
-        turns = zip(rewards_PG.unbind(1), counted_PG.unbind(1), strict=True)
-        return torch.stack([advantages(choice, *turn) for turn in turns], dim=1)
+        return ADVANTAGES[choice](rewards_PKG, counted_PKG)
     function = plugins.loaded(choice.function, "recipe.advantage.function")
-    neutral_PG = torch.where(counted_PG, rewards_PG, _means(rewards_PG, counted_PG).to(rewards_PG.dtype))
-    found_PG = plugins.call(function, choice.function, neutral_PG, **choice.params)
-    fits = isinstance(found_PG, Tensor) and found_PG.shape == rewards_PG.shape and found_PG.is_floating_point()
-    if not isinstance(found_PG, Tensor) or not fits or not bool(found_PG.isfinite().all()):
-        raise plugins.PluginError(
-            f"{choice.function} returned {plugins.describe(found_PG)}; expected finite advantages_PG of the shape of "
-            f"rewards_PG, {tuple(rewards_PG.shape)}, in floating point"
-        )
-    return found_PG * counted_PG
+    neutral_PKG = torch.where(counted_PKG, rewards_PKG, _means(rewards_PKG, counted_PKG).to(rewards_PKG.dtype))
+    of_turns = neutral_PKG.unbind(1)
+    turns = [plugins.call(function, choice.function, rewards_PG, **choice.params) for rewards_PG in of_turns]
+    for found_PG in turns:
+        fits = isinstance(found_PG, Tensor) and found_PG.shape == of_turns[0].shape
+        if not fits or not found_PG.is_floating_point() or not bool(found_PG.isfinite().all()):
+            raise plugins.PluginError(
+                f"{choice.function} returned {plugins.describe(found_PG)}; expected finite advantages_PG of the shape "
+                f"of rewards_PG, {tuple(of_turns[0].shape)}, in floating point"
+            )
+    return torch.stack(turns, dim=1) * counted_PKG
 
 
-def of_trained(rewards_PG: Tensor, trained_PG: Tensor) -> Tensor:
+def of_trained(rewards_PKG: Tensor, trained_PKG: Tensor) -> Tensor:
     """Replace the rewards of rollouts without loss with the reward of a trained rollout of the same prompt.
 
     The zero-variance filter then considers only the trained rollouts. Without this, a prompt whose failures are all
     truncated, and therefore masked, would be trained on its successes only, with positive advantages.
 
     Args:
-        rewards_PG: Rewards of all rollouts.
-        trained_PG: Boolean mask of the rollouts that may carry loss. If a prompt has none, its first reward is used.
+        rewards_PKG: Rewards of all rollouts.
+        trained_PKG: Boolean mask of the rollouts that may carry loss. If a prompt has none, its first reward is used.
     """
-    assert rewards_PG.shape == trained_PG.shape and trained_PG.dtype == torch.bool, (rewards_PG.shape, trained_PG.shape)
-    some_P1 = rewards_PG.gather(-1, trained_PG.int().argmax(dim=-1, keepdim=True))
-    return torch.where(trained_PG, rewards_PG, some_P1)
+    assert rewards_PKG.shape == trained_PKG.shape and trained_PKG.dtype == torch.bool, trained_PKG.shape
+    some_PK1 = rewards_PKG.gather(-1, trained_PKG.int().argmax(dim=-1, keepdim=True))
+    return torch.where(trained_PKG, rewards_PKG, some_PK1)
 
 
-def with_variance(rewards_PG: Tensor) -> Tensor:
+def with_variance(rewards_PKG: Tensor) -> Tensor:
     """Return keep_P, which is true for prompts whose rewards differ, at any turn, by more than rounding (see EPS)."""
-    return _differ(rewards_PG).flatten(1).any(dim=1)
+    return _differ(rewards_PKG).flatten(1).any(dim=1)
 
 
-def _differ(rewards_PG: Tensor) -> Tensor:
-    """Return differ_P1, which is true where the rewards of rollouts differ by more than rounding (see EPS)."""
-    scale_P1 = rewards_PG.abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
-    return rewards_PG.amax(dim=-1, keepdim=True) - rewards_PG.amin(dim=-1, keepdim=True) > EPS * scale_P1
+def _differ(rewards_PKG: Tensor) -> Tensor:
+    """Return differ_PK1, which is true where the rewards of rollouts differ by more than rounding (see EPS)."""
+    scale_PK1 = rewards_PKG.abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
+    return rewards_PKG.amax(dim=-1, keepdim=True) - rewards_PKG.amin(dim=-1, keepdim=True) > EPS * scale_PK1
 
 
-def every_prompt(rewards_PG: Tensor) -> Tensor:
+def every_prompt(rewards_PKG: Tensor) -> Tensor:
     """Return keep_P, which is true for all prompts."""
-    return torch.ones(len(rewards_PG), dtype=torch.bool, device=rewards_PG.device)
+    return torch.ones(len(rewards_PKG), dtype=torch.bool, device=rewards_PKG.device)
 
 
 ZERO_VARIANCE: dict[str, Callable[[Tensor], Tensor]] = {"drop": with_variance, "keep": every_prompt}

@@ -1,7 +1,7 @@
 """Loss aggregation as token weights that sum to one.
 
 With loss = sum(loss_BT * weights_BT), any split over micro-batches or ranks gives the same gradient, and masked tokens
-do not enter the denominator. Legend: B rollouts, T tokens, P prompts; mask_BT is true for trained tokens.
+do not enter the denominator. Legend: B rows (sequences), T tokens, P prompts; mask_BT is true for trained tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Returns of turns, from which `recipe.turn_credit` computes advantages, as functions of tensors.
 
-Legend: B rollouts, K turns of the longest rollout, T tokens.
+Legend: B rows (sequences), K turns of the longest rollout, T tokens.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def check_functions(recipe: Recipe) -> None:
     mask_BT = torch.arange(5) < torch.tensor([1, 2, 3, 4, 5, 5])[:, None]
     prompt_B = torch.tensor([0, 0, 0, 1, 1, 1])
     try:
-        counted_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
-        advantages_B = advantages(recipe.advantage, rewards_PG, counted_PG).view(-1)
+        rewards_PKG = rewards_PG[:, None]
+        advantages_B = advantages(recipe.advantage, rewards_PKG, rewards_PKG.isfinite()).view(-1)
         token_weights(recipe.aggregation, mask_BT, prompt_B)
         if isinstance(recipe.loss, Custom):
             per_turn = recipe.turn_credit.kind != "outcome"

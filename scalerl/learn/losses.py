@@ -2,7 +2,7 @@
 
 Aggregation is in aggregate.py. policy_learner.py adds the terms of KL and entropy. The denominator of the ratio is the
 log-probability that the generator returned, so the ratio covers both staleness and engine mismatch (ScaleRL eq. 2).
-Legend: B rollouts, T tokens.
+Legend: B rows (sequences), T tokens.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The factors have no gradient. A mask compares ratios only and multiplies by 0 or
 masked importance sampling: 1[keep] * sg(min(ratio, max_ratio)) * A * log pi. The ratio is trainer / engine for the
 current weights, so it includes staleness. Denominators do not change: the token weights (aggregate.py) sum to one
 before the mask, because a sum over kept tokens would depend on ratios that no split of the batch knows beforehand.
-Legend: B rollouts, T tokens; sums and means are over the trained tokens of a rollout.
+Legend: B rows (sequences), T tokens; sums and means are over the trained tokens of a rollout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The batch of an update: `collate` pads the rollouts, and `TrainBatch` adds what the recipe decided about them.
 
-Legend: P prompts, G rollouts per prompt, B = P x G rollouts, T tokens of the longest prompt plus completion, L layers
-with experts, K experts of a token.
+Legend: P prompts, G rollouts per prompt, N = P x G rollouts, B rows (sequences: one of each rollout, or several with
+agents), T tokens of the longest prompt plus completion, L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -240,10 +240,10 @@ def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | No
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateSettings:
+class StepSettings:
     """What an update depends on besides its rollouts and the recipe.
 
-    Example: UpdateSettings(version=120, idle_cores=False)
+    Example: StepSettings(version=120, idle_cores=False)
     """
 
     version: int = 0
@@ -261,7 +261,7 @@ class TrainBatch:
         advantages_B   [1.0, -1.0, -1.0, 1.0]
         trained_BT     [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
         weights_BT     [[0, 0, 1/6, 0, 1/6], [0, 0, 1/6, 0, 0], [0, 1/6, 1/6, 0, 0], ...]
-        settings       UpdateSettings(version=4, idle_cores=True)
+        settings       StepSettings(version=4, idle_cores=True)
     """
 
     rollouts: RolloutTensors
@@ -271,7 +271,7 @@ class TrainBatch:
     """Tokens that carry loss; never the first of a row."""
     weights_BT: Tensor
     """Share of each token in the loss; 0 where `trained_BT` is false."""
-    settings: UpdateSettings = UpdateSettings()
+    settings: StepSettings = StepSettings()
 
     def __post_init__(self) -> None:
         shape = self.rollouts.tokens_BT.shape

@@ -1,8 +1,8 @@
 """Base class of the learners: the loss of a micro-batch, AdamW over FP32 masters, and moments by name.
 
 single.py trains in one process, fsdp.py in several; they differ in which micro-batches a process runs and where tensors
-are stored. Legend: B rollouts, T tokens of prompt and completion, n trained tokens of a micro-batch; lower-case axes
-belong to a micro-batch.
+are stored. Legend: B rows (sequences), T tokens of prompt and completion, n trained tokens of a micro-batch; lower-case
+axes belong to a micro-batch.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import PASSED, Group, Run, serve
+from scalerl.core.remote import PASSED, Body, Group, serve
 from scalerl.learner.base import BadGradient, Learner, LearnerSpec, PromptedRollout
 from scalerl.learner.batch import TrainBatch
 from scalerl.learner.metrics import StepStats
@@ -152,7 +152,7 @@ class _Rank:
         return getattr(self._learner, name)
 
 
-def serve_rank(build: BuildLearner, channels: Sequence[WeightChannel]) -> Run:
+def serve_rank(build: BuildLearner, channels: Sequence[WeightChannel]) -> Body:
     """Return the function that the process of a rank runs.
 
     Args:

@@ -1,15 +1,14 @@
 """The checkpoint of several ranks by torch.distributed.checkpoint. Ranks and one process read each other's checkpoints.
 
 Each rank writes its shard to the directory `learner` of a checkpoint. All files are on disk when `save_shards` returns,
-before the rename that completes the checkpoint (learner/checkpoint.py). One process writes learner.safetensors instead:
-torch's format would make its save 1.6 times as long for 1.6 GB, and 4 times for a tiny model. `WholeReader` gives that
-file to torch's loader, which reads of it what a rank holds.
+before the rename that completes the checkpoint (learner/checkpoint.py). One process writes learner.safetensors instead,
+which is faster (docs/decisions.md). `WholeReader` gives that file to torch's loader, which reads of it what a rank
+holds.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -32,7 +31,6 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from scalerl.core.errors import ConfigError, raising
@@ -64,7 +62,7 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     dist.barrier()
 
 
-def reader_of(directory: Path) -> StorageReader:
+def reader_of(directory: Path) -> FileSystemReader:
     """Return the reader for the learner's part of a checkpoint, which ranks or one process have written."""
     path = directory / NAME
     return PlainReader(path) if path.is_dir() else WholeReader(directory)
@@ -94,7 +92,7 @@ def read_whole(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-class WholeReader(StorageReader):
+class WholeReader(FileSystemReader):
     """Reads the files of one process (`save_state`) for torch's loader: each tensor is one chunk.
 
     Example: WholeReader(Path("runs/a/checkpoints/step_000100")).read_metadata()
@@ -102,6 +100,7 @@ class WholeReader(StorageReader):
 
     def __init__(self, directory: Path) -> None:
         """Use a checkpoint's directory."""
+        super().__init__(directory)
         self._directory = directory
         entries: dict[str, dict[str, str]] = load_plain(directory, NAME)
         self._places = {key: entry["__tensor__"] for key, entry in entries.items()}
@@ -118,7 +117,7 @@ class WholeReader(StorageReader):
                 size = torch.Size(part.get_shape())
                 chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
                 entries[key] = TensorStorageMetadata(TensorProperties(DTYPES[part.get_dtype()]), size, [chunk])
-        return Metadata(entries)
+        return Metadata(entries, storage_data={})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the parts that a plan asks for."""
@@ -132,25 +131,6 @@ class WholeReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: the directory is the constructor's."""
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: every rank reads the file."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether the id is a directory."""
-        return os.path.isdir(checkpoint_id)
 
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}

@@ -17,10 +17,10 @@ _ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place of one weight in the block.
+class WeightPlace:
+    """WeightPlace of one weight in the block.
 
-    Example: Place(name="model.norm.weight", dtype="float32", shape=(64,), offset=4096)
+    Example: WeightPlace(name="model.norm.weight", dtype="float32", shape=(64,), offset=4096)
     """
 
     name: str
@@ -34,7 +34,7 @@ class Place:
 class WeightLayout:
     """Places of all weights of a model in one block of bytes; all processes with the same model compute the same."""
 
-    places: tuple[Place, ...]
+    places: tuple[WeightPlace, ...]
     total: int
     """Size of the block in bytes."""
 
@@ -43,7 +43,7 @@ class WeightLayout:
         """Lay out named tensors in the given order."""
         places, total = [], 0
         for name, tensor in weights:
-            places.append(Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), total))
+            places.append(WeightPlace(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), total))
             total += (tensor.numel() * tensor.element_size() + _ALIGN - 1) // _ALIGN * _ALIGN
         return cls(tuple(places), total)
 

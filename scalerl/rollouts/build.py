@@ -55,13 +55,13 @@ class GeneratorSpec:
     rule: LengthRule
     stop: tuple[int, ...]
     """Token ids that end a sequence."""
-    load_state: Callable[[], Any] | None
-    """Reads the generator's part of the checkpoint to resume from; None for a new run."""
     save: SaveState
     run: Path
     """The run directory, for logs."""
     make_engines: MakeEngines
     """Makes the engines; a module-level function, because it is pickled."""
+    load_state: Callable[[], Any] | None = None
+    """Reads the generator's part of the checkpoint to resume from; None for a new run."""
     devices: Table = field(default_factory=dict)
     """Devices of all processes."""
     environments: bool = False
@@ -73,17 +73,23 @@ class GeneratorSpec:
         """Load the model and restore the state, in the generator process."""
         notes: list[str] = []
         specs = [EngineSpec(self, channel, number) for number in range(self.placement.engines)]
-        pairs = self.make_engines(specs, notes.append)
-        if self.environments or self.agents:
-            text = TokenText(load_tokenizer(self.policy.path, self.policy.revision), self.stop)
-            pairs = with_turns(pairs, text, self.scoring) if self.environments else pairs
-            pairs = with_programs(pairs, text) if self.agents else pairs
+        pairs = self.with_episodes(self.make_engines(specs, notes.append))
         schedule, size = schedule_of(self.recipe, self.generation), self.recipe.generations_per_prompt
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, size, self.generation.seed, evaluators)
         if self.load_state is not None:
             coordinator.load_state(self.load_state())
         return WorkerParts(coordinator, self.save, notes)
+
+    def text(self) -> TokenText:
+        """Load the tokenizer."""
+        return TokenText(load_tokenizer(self.policy.path, self.policy.revision), self.stop)
+
+    def with_episodes(self, pairs: Sequence[Sequence[Engine]]) -> Sequence[Sequence[Engine]]:
+        """Add the environments that reply, and the programs of agents, to engines."""
+        if self.environments or self.agents:
+            return with_episodes(pairs, self.text(), self.scoring, self.environments, self.agents)
+        return pairs
 
     def load_policy(self) -> Policy:
         """Load the policy in an engine's process, with this engine's share of the CPU threads."""
@@ -180,11 +186,17 @@ def has_agents(prompts: Iterable[Prompt]) -> bool:
     return any(AGENT in prompt.columns for prompt in prompts)
 
 
-def with_programs(pairs: Sequence[Sequence[Engine]], text: TokenText) -> Sequence[Sequence[Engine]]:
-    """Add programs of agents to engines, which share the endpoints."""
-    from scalerl.rollouts.agents.engine import with_agents  # its server is an extra
+def with_episodes(
+    pairs: Sequence[Sequence[Engine]], text: TokenText, scoring: Scoring, environments: bool, agents: bool
+) -> Sequence[Sequence[Engine]]:
+    """Add environments that reply, and programs of agents, to engines; all share one pool and one set of endpoints."""
+    if environments:
+        pairs = with_turns(pairs, text, scoring)
+    if agents:
+        from scalerl.rollouts.agents.engine import with_agents  # its server is an extra
 
-    return with_agents(pairs, text)
+        pairs = with_agents(pairs, text)
+    return pairs
 
 
 MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[Sequence[Engine]]]

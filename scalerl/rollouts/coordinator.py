@@ -39,10 +39,10 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class NewVersion:
     """Message from the trainer to the coordinator after each update.
 
-    Example: Update(version=8, weights=True, visits=(Visit(...), ...), closed=False)
+    Example: NewVersion(version=8, weights=True, visits=(Visit(...), ...), closed=False)
     """
 
     version: int
@@ -91,7 +91,7 @@ class Coordinator:
     late: list[int] = field(default_factory=list)
     """Indices of dropped groups; the caller empties it."""
     _queue: deque[Visit] = field(default_factory=deque)
-    _updates: dict[int, Update] = field(default_factory=dict)
+    _updates: dict[int, NewVersion] = field(default_factory=dict)
     _open: dict[int, _Open] = field(default_factory=dict)
     _untrained: dict[int, Formed] = field(default_factory=dict)
     _dropped: list[Visit] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Coordinator:
         self._swap(version)
         self._queue.extend(visits)
 
-    def receive(self, update: Update) -> None:
+    def receive(self, update: NewVersion) -> None:
         """Record an update; its version becomes active when the schedule allows it."""
         self._updates[update.version] = update
 
@@ -232,16 +232,16 @@ class Coordinator:
         Raises:
             Stopped: `stop` ended the wait.
         """
-        held = self.sampling_version
-        if held != version:
+        in_use = self.sampling_version
+        if in_use != version:
             self._swap(version, stop)
         start, before = time.perf_counter(), self._tokens()
         yield from generate(self.evaluators, visits, samples, self.seed, "evaluate", stop)
         training, evaluating = (now - then for now, then in zip(self._tokens(), before, strict=True))
         # a vLLM server does not pause training sequences: their share of the tokens counts as generation
         self.seconds.busy += (time.perf_counter() - start) * training / max(1, training + evaluating)
-        if held != version:
-            self._swap(held)
+        if in_use != version:
+            self._swap(in_use)
 
     def stats(self) -> GeneratorStats:
         """Return the counters so far."""
@@ -297,7 +297,7 @@ class Coordinator:
                 self.seconds.swap = time.perf_counter() - self._requested_at
             on_activation()
 
-    def _begin(self, update: Update) -> None:
+    def _begin(self, update: NewVersion) -> None:
         """Make the version of an update the active one."""
         self.schedule.activate(update.version)
         self._untrained.pop(update.version - 1)
@@ -409,11 +409,11 @@ class Coordinator:
         self._work_before = from_plain(Work, state["work_before"])
         states = state["engines"]
         exact = state["slots"] == [engine.occupancy().slots for engine in self.engines] and all(
-            held is not None and engine.state() is not None for held, engine in zip(states, self.engines, strict=True)
+            state is not None and engine.state() is not None for state, engine in zip(states, self.engines, strict=True)
         )
         if exact:
-            for engine, held in zip(self.engines, states, strict=True):
-                engine.load_state(held)
+            for engine, state in zip(self.engines, states, strict=True):
+                engine.load_state(state)
             return
         # different engines or slots, or no state: sequences in flight are sampled again from their prompts
         self._work_before = sum((from_plain(Work, work) for work in state["works"]), self._work_before)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from scalerl.core.files import as_umask
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.weights import Call, Updates, WeightChannel
+from scalerl.rollouts.weights import Call, WeightChannel, WeightTransfer
 
 
 class DirectoryChannel(WeightChannel):
@@ -56,12 +56,12 @@ class DirectoryChannel(WeightChannel):
         """Return the path of a version's file, whether or not it exists."""
         return self.path / f"version_{version:08d}.safetensors"
 
-    def updates(self, engine: int) -> Updates:
+    def transfer(self, engine: int) -> WeightTransfer:
         """Return the client that lets a server read files of this directory."""
-        return DirectoryUpdates(self, engine)
+        return DirectoryTransfer(self, engine)
 
 
-class DirectoryUpdates(Updates):
+class DirectoryTransfer(WeightTransfer):
     """The server reads a safetensors file that the learner wrote, through a shared file system."""
 
     backend = "scalerl_directory"
@@ -100,11 +100,11 @@ class DirectoryUpdates(Updates):
             raise EngineDied(text) from None
         return target
 
-    def release(self, held: Path) -> None:
+    def release(self, stored: Path) -> None:
         """Remove the second name."""
-        held.unlink(missing_ok=True)
+        stored.unlink(missing_ok=True)
 
-    async def apply(self, call: Call, version: int, held: Path) -> None:
+    async def apply(self, call: Call, version: int, stored: Path) -> None:
         """Pause the server, let it read the file, check the version that it reports, and resume it."""
         # here, because torch engines use the directory without the packages of a client of vLLM
         from scalerl.rollouts.vllm.protocol import (
@@ -119,7 +119,7 @@ class DirectoryUpdates(Updates):
 
         await call("POST", PAUSE)
         await call("POST", START_UPDATE, again=False)
-        await call("POST", UPDATE, {"update_info": {"path": str(held.resolve())}}, again=False)
+        await call("POST", UPDATE, {"update_info": {"path": str(stored.resolve())}}, again=False)
         await call("POST", FINISH_UPDATE, {"weight_version": str(version)}, again=False)
         got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
         if got != version:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.protocol import WEIGHT_INFO, version_of
-from scalerl.rollouts.weights import Call, Updates, WeightChannel
+from scalerl.rollouts.weights import Call, WeightChannel, WeightTransfer
 
 
 class KeptWeights(WeightChannel):
@@ -12,12 +12,12 @@ class KeptWeights(WeightChannel):
 
     capacity = 1
 
-    def updates(self, engine: int) -> Updates:
+    def transfer(self, engine: int) -> WeightTransfer:
         """Return the client that finds the weights in its server."""
-        return KeptUpdates()
+        return KeptTransfer()
 
 
-class KeptUpdates(Updates):
+class KeptTransfer(WeightTransfer):
     """The server has its weights already."""
 
     backend = ""
@@ -25,10 +25,10 @@ class KeptUpdates(Updates):
     def hold(self, version: int) -> None:
         """Do nothing: the weights are in the server."""
 
-    def release(self, held: None) -> None:
+    def release(self, stored: None) -> None:
         """Do nothing."""
 
-    async def apply(self, call: Call, version: int, held: None) -> None:
+    async def apply(self, call: Call, version: int, stored: None) -> None:
         """Check that the server still has the weights that it has loaded."""
         got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
         if got != version:

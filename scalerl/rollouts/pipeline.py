@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +22,8 @@ from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.limits import GENERATOR_END_S, STOP_ANSWER_S, STOP_PATIENCE_S, STOP_SUSPENDED_S, THREAD_END_S
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied, stopped_process
-from scalerl.core.remote import LocalRemote, Remote, Run
-from scalerl.rollouts.coordinator import Update
+from scalerl.core.remote import Body, LocalRemote, Remote
+from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import Build, generate
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
@@ -36,11 +36,11 @@ class WorkerDied(ProcessDied):
     """The generator process ended or failed; the message includes its name."""
 
 
-Launch = Callable[[Run], Remote]
+Launch = Callable[[Body], Remote]
 """Starts the generator process and returns immediately."""
 
 
-def spawn_generator(run: Run, environment: Mapping[str, str] | None = None) -> LocalRemote:
+def spawn_generator(run: Body, environment: Mapping[str, str] | None = None) -> LocalRemote:
     """Start the generator process on this machine, with additional environment variables."""
     return LocalRemote(run, "the generator process ({})", WorkerDied, environment)
 
@@ -91,15 +91,26 @@ class RolloutBatch:
     """Part of `waited_s` that was spent waiting for the scores of the complete batch."""
 
 
-def without_tokens(scored: ScoredGroup, index: int, kept: Collection[tuple[int, int]] | None) -> ScoredGroup:
-    """Return a scored group without the tokens of rollouts that are not kept, given (index, sample) of those kept."""
-    if kept is None:
-        return scored
-    rollouts = tuple(
-        rollout if (index, sample) in kept else rollout.without_tokens()
-        for sample, rollout in enumerate(scored.group.rollouts)
-    )
-    return ScoredGroup(replace(scored.group, rollouts=rollouts), scored.scores)
+def scored_groups(
+    groups: Iterable[tuple[int, Group]],
+    score: Score,
+    result: Callable[[PendingScores], ScoredGroup] = lambda scores: scores.result(),
+) -> Iterator[tuple[int, ScoredGroup]]:
+    """Score groups while others are sampled; yield them with their index, in the order in which they arrived.
+
+    Args:
+        groups: Groups as they are complete, with their index.
+        score: Function that starts to score a group.
+        result: Function that waits for the scores of a group.
+    """
+    pending = deque[tuple[int, PendingScores]]()
+    for index, group in groups:
+        pending.append((index, score(group)))
+        while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
+            first, scores = pending.popleft()
+            yield first, result(scores)
+    for index, scores in pending:
+        yield index, result(scores)
 
 
 class _Clock:
@@ -143,11 +154,10 @@ class Pipeline:
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._first: Callable[[], None] = lambda: None
         self._latest: Callable[[], None] = lambda: None
-        self._held: set[int] = set()
+        self._stored: set[int] = set()
         self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
-            name: queue.SimpleQueue()
-            for name in ("ready", "batch", "held_out", "evaluated", "snapshot", "released", "note", "mark")
+            name: queue.SimpleQueue() for name in ("ready", "batch", "held_out", "snapshot", "released", "note", "mark")
         }
         self._threads: list[threading.Thread] = []
         self._outbox: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
@@ -209,8 +219,8 @@ class Pipeline:
         send: SendWeights,
         visits: Sequence[Visit],
         samples: int | Sequence[int],
-        kept: Collection[tuple[int, int]] | None = None,
-    ) -> tuple[list[ScoredGroup], float]:
+        add: Callable[[int, ScoredGroup], None],
+    ) -> float:
         """Sample held-out prompts on all engines with the weights of one version.
 
         Args:
@@ -218,48 +228,35 @@ class Pipeline:
             send: Function that sends its weights; called only if they have not been published.
             visits: Held-out prompts.
             samples: Rollouts per prompt: one number, or one per visit.
-            kept: (index of the visit, sample) of the rollouts whose tokens are wanted; others are dropped once they are
-                scored. None: all.
+            add: Function that gets index and scored group of each visit, in the order in which they were complete.
 
         Returns:
-            One scored group per visit, in order, and the seconds spent on sampling and scoring. The generators' mark is
-            set to the start of sampling.
+            Seconds spent on sampling and scoring, without the wait for the version. The generators' mark is set to the
+            start of sampling.
 
         Raises:
             Interrupted: A stop was requested, and the engines did not finish the evaluation in `STOP_PATIENCE_S`.
         """
-        if version not in self._held:
+        seconds = ended = 0.0
+
+        def sampled() -> Iterator[tuple[int, Group]]:
+            nonlocal seconds, ended
+            index, content = self._get("held_out", interruptible=False)
+            while index is not None:
+                yield index, Group(visits[index], *content)
+                index, content = self._get("held_out", interruptible=False)
+            if content is None:
+                raise Interrupted
+            (seconds, self._busy_at), ended = content, time.perf_counter()
+
+        if version not in self._stored:
             self._send_weights(version, send)
         if self._settled:
             raise Interrupted
         self._send("evaluate", version, tuple(visits), samples)
-        scored: list[ScoredGroup | None] = [None] * len(visits)
-        pending: deque[tuple[int, PendingScores]] = deque()
-
-        def take() -> None:
-            index, scores = pending.popleft()
-            scored[index] = without_tokens(self._result(scores, interruptible=False), index, kept)
-
-        def start() -> None:
-            """Score the groups that have arrived; wait for scores only if many groups do."""
-            for of_version, index, rollouts, oldest in self._rest("held_out"):
-                if of_version != version:  # of an evaluation that was interrupted
-                    continue
-                pending.append((index, self._score(Group(visits[index], rollouts, oldest))))
-                while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
-                    take()
-
-        answer = self._get("evaluated", interruptible=False, meanwhile=start)
-        if answer is None:
-            raise Interrupted
-        seconds, self._busy_at = answer
-        began = time.perf_counter()
-        start()
-        while pending:
-            take()
-        complete = [one for one in scored if one is not None]
-        assert len(complete) == len(visits), (len(complete), len(visits))
-        return complete, seconds + time.perf_counter() - began
+        for index, scored in scored_groups(sampled(), self._score, partial(self._result, interruptible=False)):
+            add(index, scored)
+        return seconds + time.perf_counter() - ended
 
     # ------------------------------------------------------------------------------------------------------- compute
 
@@ -283,7 +280,7 @@ class Pipeline:
 
     # ----------------------------------------------------------------------------------------------------- weights
 
-    def publish(self, update: Update, send: SendWeights) -> None:
+    def publish(self, update: NewVersion, send: SendWeights) -> None:
         """Publish a new version; waits while the channel is full.
 
         If a stop is requested meanwhile, the engines get no weights, which the rest of the run does not need.
@@ -294,18 +291,18 @@ class Pipeline:
         """
         if update.weights:
             self._send_weights(update.version, send)
-        self._send("update", update)
+        self._send("publish", update)
 
     def _send_weights(self, version: int, send: SendWeights) -> None:
-        while len(self._held) >= self._channel.capacity or not self._inbox["released"].empty():
+        while len(self._stored) >= self._channel.capacity or not self._inbox["released"].empty():
             released = self._get("released", interruptible=False)
             if self._settled:
                 return
-            self._held.discard(released)
+            self._stored.discard(released)
             self._channel.drop(released)
         self._latest = partial(send, version, self._channel)
         self._transfer()
-        self._held.add(version)
+        self._stored.add(version)
 
     def _transfer(self) -> None:
         """Send the latest weights.
@@ -351,9 +348,9 @@ class Pipeline:
         self._worker.end(wait_s=GENERATOR_END_S)
         for thread in self._threads:  # a signal may have interrupted `start`
             thread.join(timeout=THREAD_END_S)
-        for version in self._held:
+        for version in self._stored:
             self._channel.drop(version)
-        self._held.clear()
+        self._stored.clear()
         self._worker = None
 
     def _send(self, method: str, *arguments: Any) -> None:
@@ -383,10 +380,8 @@ class Pipeline:
         source = self._inbox[name]
         return [source.get() for _ in range(source.qsize())]
 
-    def _get(self, name: str, interruptible: bool = True, meanwhile: Callable[[], None] = lambda: None) -> Any:
+    def _get(self, name: str, interruptible: bool = True) -> Any:
         """Return the next message of a kind; send the latest weights again if engines have lost them.
-
-        `meanwhile` is called several times a second while it waits.
 
         If a stop is requested and engines may hang, the generator gets `STOP_PATIENCE_S` before it is told to do
         without them. It then releases no version, and None is returned.
@@ -400,7 +395,6 @@ class Pipeline:
             try:
                 return source.get(timeout=0.2)
             except queue.Empty:
-                meanwhile()
                 if self._death is not None and source.empty():
                     raise self._death from None
                 self._watch()  # engines may wait for weights of a rank that has ended

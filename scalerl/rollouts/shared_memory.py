@@ -72,8 +72,8 @@ class SharedMemoryChannel(WeightChannel):
         """Copy the weights into a free slot, or into the slot of the same version."""
         import torch
 
-        held = self._versions.tolist()
-        slot = held.index(version) if version in held else held.index(_FREE)
+        versions = self._versions.tolist()
+        slot = versions.index(version if version in versions else _FREE)
         views = self._views(slot)
         with torch.no_grad():
             for name, tensor in weights:

@@ -15,7 +15,7 @@ Call = Callable[..., Awaitable[Any]]
 """(method, path, body, again) -> answer; `again` is true if the request may be repeated."""
 
 
-class Updates(Protocol):
+class WeightTransfer(Protocol):
     """What the client of a vLLM server does when the server gets new weights.
 
     A server uses new weights from the first decode step after `finish`, and labels every token with the version that
@@ -31,10 +31,10 @@ class Updates(Protocol):
     def hold(self, version: int) -> Any:
         """Keep a version from being dropped; called by the caller's thread when the version is requested."""
 
-    def release(self, held: Any) -> None:
+    def release(self, stored: Any) -> None:
         """Release what `hold` returned: the server has loaded it, or will not."""
 
-    async def apply(self, call: Call, version: int, held: Any) -> None:
+    async def apply(self, call: Call, version: int, stored: Any) -> None:
         """Give the server a version; return when it uses it.
 
         Raises:
@@ -70,7 +70,7 @@ class WeightChannel:
         """Return the weights of a version; the caller must copy them at once."""
         raise NotImplementedError
 
-    def updates(self, engine: int) -> Updates:
+    def transfer(self, engine: int) -> WeightTransfer:
         """Return the client's part in an update of a vLLM server; `engine` is the number of its engine."""
         raise NotImplementedError(f"{type(self).__name__} does not reach vLLM servers")
 

@@ -1,7 +1,7 @@
 """The generator process: receives messages, steps the coordinator, and sends completed groups and batches.
 
-Incoming messages: update, evaluate, snapshot, mark, settle, stop. Outgoing messages: ready, group, dropped, batch,
-held_out, evaluated, snapshot, mark, released, note.
+Incoming messages: publish, evaluate, snapshot, mark, settle, stop. Outgoing messages: ready, group, dropped, batch,
+held_out, snapshot, mark, released, note.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.remote import End
-from scalerl.rollouts.coordinator import Coordinator, Formed, Update
+from scalerl.rollouts.coordinator import Coordinator, Formed, NewVersion
 from scalerl.rollouts.engine import Stopped
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.types import Visit
@@ -40,7 +40,7 @@ def generate(channel: WeightChannel, build: Build, version: int, visits: tuple[V
     """Run the message loop until a stop message; every answer is a pair of its name and its content.
 
     Consumes: messages of the pipeline, and weights of the channel.
-    Produces: groups, batches, held-out groups, evaluations and snapshots, each as one answer.
+    Produces: groups, batches, held-out groups and snapshots, each as one answer.
     Waits for: a message, when the coordinator is blocked.
     Unblocked by: a message, or the death of the caller, which ends this process.
 
@@ -64,7 +64,7 @@ class _Loop:
     def __init__(self, end: End, channel: WeightChannel, parts: WorkerParts, version: int) -> None:
         self.end, self.channel, self.parts = end, channel, parts
         self.coordinator = parts.coordinator
-        self.held = {version}  # versions that the channel keeps for this process
+        self.stored = {version}  # versions that the channel keeps for this process
         self.evaluations: dict[int, tuple[tuple[Visit, ...], int | Sequence[int]]] = {}
         self.snapshots: dict[int, Path] = {}
         self.settled = False
@@ -106,13 +106,13 @@ class _Loop:
             self.say("dropped", tuple(self.coordinator.late))
             self.coordinator.late.clear()
 
-    def update(self, update: Update) -> None:
-        if update.weights:
-            self.held.add(update.version)
-        self.coordinator.receive(update)
+    def publish(self, new: NewVersion) -> None:
+        if new.weights:
+            self.stored.add(new.version)
+        self.coordinator.receive(new)
 
     def evaluate(self, version: int, visits: tuple[Visit, ...], samples: int | Sequence[int]) -> None:
-        self.held.add(version)
+        self.stored.add(version)
         self.evaluations[version] = (visits, samples)
         self._serve_version()
 
@@ -137,11 +137,11 @@ class _Loop:
                 if self.settled:
                     raise Stopped
                 for index, group in self.coordinator.evaluate(version, visits, samples, self._evaluation_ends):
-                    self.say("held_out", (version, index, group.rollouts, group.oldest_version))
+                    self.say("held_out", (index, (group.rollouts, group.oldest_version)))
             except Stopped:
-                self.say("evaluated", None)
+                self.say("held_out", (None, None))
             else:
-                self.say("evaluated", (time.perf_counter() - start, busy_s))
+                self.say("held_out", (None, (time.perf_counter() - start, busy_s)))
         if version in self.snapshots:
             path = self.snapshots.pop(version)
             self.parts.save(path, "generator", self.coordinator.state())
@@ -156,6 +156,6 @@ class _Loop:
 
     def _release(self) -> None:
         """Tell the learner which versions are no longer needed."""
-        for version in sorted(self.held - self.coordinator.needed_versions() - self.evaluations.keys()):
-            self.held.discard(version)
+        for version in sorted(self.stored - self.coordinator.needed_versions() - self.evaluations.keys()):
+            self.stored.discard(version)
             self.say("released", version)

@@ -9,7 +9,7 @@ from functools import partial
 from scalerl.config.data import TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import Group, LocalRemote, Remote, Run
+from scalerl.core.remote import Body, Group, LocalRemote, Remote
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.placement.devices import Place
@@ -49,7 +49,7 @@ def _local(resolved: Resolved) -> Backend:
     start_ranks = partial(RankProcesses.of, ranks)
     gpus = table.get(EVALUATOR, Place()).environment
 
-    def evaluator(run: Run) -> Remote:
+    def evaluator(run: Body) -> Remote:
         return LocalRemote(run, "the evaluation process ({})", EvaluatorDied, gpus)
 
     if place.engine == "vllm":
@@ -69,7 +69,7 @@ def _ray(resolved: Resolved) -> Backend:
     from scalerl.core.limits import ACTOR_PLACED_S
 
     def launch(
-        kind: type[Actor], name: str, died: type[ProcessDied], resources: Mapping[str, float], run: Run
+        kind: type[Actor], name: str, died: type[ProcessDied], resources: Mapping[str, float], run: Body
     ) -> Remote:
         remote = RayRemote(ray, kind, run, name, died, resources)
         remote.placed(ACTOR_PLACED_S)

@@ -21,7 +21,7 @@ from scalerl.learner.ranks import LearnerDied, TransferDied
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, WorkerDied
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.display import RunDisplay
-from scalerl.training.evaluation import evaluate_if_due
+from scalerl.training.due import evaluate_if_due
 from scalerl.training.evaluator import EvaluatorDied
 from scalerl.training.launch import resume
 from scalerl.training.loop import train

@@ -1,240 +1,179 @@
-"""Evaluations of a run: held-out mean@k with its standard error for each task, the check of weights, `stop_when`.
+"""One evaluation: held-out prompts of a source, what a tally keeps of them, and a replay of a few samples.
 
-Every evaluation of a run uses the same random numbers for the same sample of the same prompt. The noise between points
-of the curve is therefore smaller than for independent evaluations.
+A run that pauses, the process that evaluates beside a run, and `scalerl eval` call `evaluate`, with suites or the
+held-out prompts of a run. Every evaluation uses the same random numbers for the same sample of the same prompt. The
+noise between points of the curve is therefore smaller than for independent evaluations.
+Axes: P prompts, K samples per prompt.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 
-from scalerl.config import RunConfig
-from scalerl.learner.base import BadGradient
-from scalerl.models.policy import rounding
-from scalerl.rollouts.pipeline import Interrupted, RolloutBatch
-from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_difference
-from scalerl.scaling import CurveError, fit
-from scalerl.scaling.stop import judge, stop_rule
-from scalerl.training.evaluator import Evaluated, Evaluator, Snapshot
+from scalerl.learner.base import PromptedRollout
+from scalerl.models.text import TokenText
+from scalerl.rollouts.engine import Engine, generate
+from scalerl.rollouts.pipeline import scored_groups
+from scalerl.rollouts.replay import Difference
+from scalerl.tasks.scoring import ScoringService
+from scalerl.training.evaluator import Evaluated, HeldOut, Snapshot
 from scalerl.training.metrics import environment_row
-from scalerl.training.progress import TrainingFailed
-from scalerl.training.rollout_rows import (
-    DETAILED,
-    LogRatios,
-    evaluation_rows,
-    packed,
-    sample_rows,
-    telling_group,
-)
-from scalerl.training.run import Run
-from scalerl.training.run_info import default_axis
-from scalerl.training.saved import commit, failure
-from scalerl.types import BoolArray, EvalPoint, FloatArray, ScoredGroup
-from scalerl.view.outlook import curve_of, points_by_task
+from scalerl.training.rollout_rows import by_task, evaluation_rows
+from scalerl.types import BoolArray, EvalPoint, ScoredGroup, Visit
+
+Add = Callable[[int, ScoredGroup], None]
+"""Gets index and scored group of each prompt, in the order in which they are complete."""
+
+Source = Callable[[Add], float]
+"""Samples and scores prompts, and returns the seconds that this took."""
 
 
-def evaluate_if_due(run: Run, taken: RolloutBatch | None = None) -> None:
-    """Evaluate on the schedule and at the end, unless the points of this step exist, and judge `stop_when`.
+class Tally(Protocol):
+    """What an evaluation keeps of its rollouts."""
 
-    With `evaluation.overlap`, an evaluation begins here and its points are written by a later call, when they are
-    there. The call that begins the next one waits for them and judges them, so that a condition ends the run at a step
-    that does not depend on time. At the end of the run, the last evaluation is waited for.
-
-    Args:
-        run: The run.
-        taken: The last batch, of whose rollouts a sample is saved.
-    """
-    if run.evaluator is not None:
-        _evaluate_beside(run, run.evaluator, taken)
-    elif _is_due(run):
-        run.records.phase("evaluating")
-        evaluate(run, taken)
-        _judge_conditions(run)
-        run.records.phase("training")
+    def add(self, index: int, scored: ScoredGroup) -> None:
+        """Add the scored group of a prompt."""
 
 
-def _is_due(run: Run) -> bool:
-    """Return whether the present weights are to be evaluated, and have not been."""
-    step = run.progress.step
-    return run.is_due(run.config.evaluation.every) and not any(point.step == step for point in run.records.points)
+AnyTally = TypeVar("AnyTally", bound=Tally)
 
 
-def _evaluate_beside(run: Run, evaluator: Evaluator, taken: RolloutBatch | None) -> None:
-    """Write a result that has arrived; if an evaluation is due, use the last result and begin the next."""
-    _collect(run, evaluator)
-    progress, under_way = run.progress, evaluator.under_way
-    if _is_due(run) and not (under_way and under_way.step == progress.step):
-        began = time.perf_counter()
-        if taken:  # before the wait, which a stop may end
-            sample = telling_group(taken.groups)
-            _save_sample(run, sample, _replay(run, (), (), sample)[1])
-        evaluator.spent_s += time.perf_counter() - began
-        _collect(run, evaluator, wait=True)
-        _judge_conditions(run)
-        began = time.perf_counter()
-        compute = run.compute.device_hours, progress.flops, progress.generator.tokens
-        evaluator.begin(Snapshot(progress.step, *compute), run.learner.send)
-        evaluator.spent_s += time.perf_counter() - began
-    if run.finished:
-        _collect(run, evaluator, wait=True)
-
-
-def _judge_conditions(run: Run) -> None:
-    """End the run if a condition of `stop_when` holds that was not overruled."""
-    progress = run.progress
-    if run.finished or not run.records.points:
-        return
-    open_rules = [text for text in run.config.stop_when if text not in progress.overruled]
-    condition = first_to_stop(open_rules, run.records.points, run.config) if open_rules else None
-    if condition is not None:
-        progress.stopped_by, reason = condition
-        run.records.display.note(f"step {progress.step}: stopping, because {reason}")
-
-
-def evaluate(run: Run, taken: RolloutBatch | None = None) -> None:
-    """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
-
-    A group of `taken` is saved too. Generation continues while the samples are scored and replayed; this time
-    counts as training time of the generators.
-
-    Raises:
-        TrainingFailed: The generator's log-probabilities are not those of the weights, or not finite.
-        Interrupted: A stop was requested; nothing was measured.
-    """
-    step, held_out, records, clock = run.progress.step, run.held_out, run.records, run.compute.clock
-    began = time.perf_counter()
-    try:
-        groups, eval_s = run.pipeline.evaluate(step, run.learner.send, held_out.visits, held_out.samples, held_out.kept)
-    except Interrupted:
-        clock.leave_out(time.perf_counter() - began)
-        raise
-    began = time.perf_counter()
-    sample = telling_group(taken.groups) if taken else None
-    log_ratios, of_sample = _replay(run, held_out.replayed, groups, sample)
-    generated_s = run.compute.generated_s()
-    clock.leave_out(eval_s + time.perf_counter() - began)
-    hours = run.compute.device_hours  # read once, so that the points of all tasks have the same compute
-    clock.add(generated_s)  # after `hours`, because it is compute for later updates
-    records.directory.append("rollouts.jsonl", evaluation_rows(run.text, step, groups, log_ratios, held_out.saved))
-    _save_sample(run, sample, of_sample)
-    flops, tokens = run.progress.flops, run.progress.generator.tokens
-    records.evaluated(
-        [
-            eval_point(of_task, step=step, device_hours=hours, flops=flops, tokens=tokens, eval_s=eval_s)
-            for of_task in by_task(groups)
-        ]
-    )
-
-
-def _save_sample(run: Run, sample: ScoredGroup | None, log_ratios: Sequence[FloatArray | None]) -> None:
-    """Save rollouts of a trained group, with the log ratios of the first ones."""
-    if sample:
-        rows = sample_rows(run.text, run.progress.step, sample, log_ratios)
-        prompt, rollouts = sample.group.visit.prompt, sample.group.rollouts[: len(rows)]
-        run.records.directory.add_samples(rows, [packed(rollout.after(prompt), rollout) for rollout in rollouts])
-
-
-def _collect(run: Run, evaluator: Evaluator, wait: bool = False) -> None:
-    """Write the points of the evaluation under way if they are there, or when they are.
-
-    The time of a wait does not count as training time, except that of the generators.
-
-    Raises:
-        TrainingFailed: The log-probabilities are not those of the weights, or not finite.
-        Interrupted: A stop was requested during the wait; a resume evaluates these weights again.
-        RewardError, EvaluatorDied: From the evaluation process.
-    """
-    snapshot, began = evaluator.under_way, time.perf_counter()
-    if snapshot is None:
-        return
-    try:
-        result = evaluator.result()
-        if result is None and wait:
-            result = _awaited(run, evaluator)
-    except ReplayMismatch as error:
-        raise TrainingFailed(f"step {snapshot.step}: {error}") from None
-    except NotFinite:
-        reason = f"log-probabilities are not finite after update {snapshot.step}"
-        raise failure(run, BadGradient(reason)) from None
-    if result is None:
-        evaluator.spent_s += time.perf_counter() - began
-        return
-    for note in result.notes:
-        run.records.display.note(note)
-    run.records.directory.append("rollouts.jsonl", result.rows)
-    now, devices = time.perf_counter(), run.compute.devices.evaluating
-    spent_s = evaluator.spent_s + now - began
-    points = [replace(one, eval_devices=devices, eval_wait_s=spent_s) for one in result.points]
-    run.records.evaluated(points, beside=True)
-    evaluator.spent_s = time.perf_counter() - now  # counts for the next evaluation, because this one is written
-
-
-def _awaited(run: Run, evaluator: Evaluator) -> Evaluated:
-    """Wait for the result of the evaluation under way."""
-    run.records.phase("evaluating")
-    with run.compute.clock.paused():
-        run.pipeline.mark()
-        while (result := evaluator.result(0.2)) is None:
-            run.learner.watch()
-            if run.stop_requested():
-                raise Interrupted
-            if run.saves:  # a checkpoint that is complete does not wait for the evaluation
-                run.compute.clock.add(run.compute.generated_s())  # up to here, because `commit` begins to count anew
-                commit(run)
-        run.compute.clock.add(run.compute.generated_s())
-    run.records.phase("training")
-    return result
-
-
-def _replay(
-    run: Run, numbers: Sequence[int], groups: Sequence[ScoredGroup], sample: ScoredGroup | None
-) -> tuple[LogRatios, Sequence[FloatArray | None]]:
-    """Check that the log-probabilities of a few samples agree with the learner's weights.
+def evaluate(
+    source: Source, tally: AnyTally, replay: Callable[[AnyTally], Difference | None] = lambda tally: None
+) -> tuple[float, Difference | None]:
+    """Sample, score and replay prompts.
 
     Args:
-        run: The run.
-        numbers: Indices of the groups whose first rollout is replayed.
-        groups: Groups of an evaluation.
-        sample: A trained group.
+        source: The pipeline of a run, or engines (`sample`).
+        tally: What is kept: points and a few rows (`Points`), or all texts (`suites.Texts`).
+        replay: Function that recomputes log-probabilities with the evaluated weights, the learner's or those of a
+            policy, and raises if they differ from those of the engines.
 
     Returns:
-        The log ratios by index of the group, and those of the first rollouts of `sample`.
+        Seconds of sampling and scoring, and the difference found by the replay.
     """
-    if not run.config.evaluation.replayed:
-        return {}, ()
-    step = run.progress.step
-    chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
-    chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
-    try:
-        pairs = [(rollout.after(group.visit.prompt), rollout) for group, rollout in chosen]
-        difference = run.learner.check(step, pairs)
-    except BadGradient as error:
-        raise failure(run, error) from None
-    if difference is None:
-        return {}, ()
-    ratios = difference.log_ratios
-    if difference.rollouts:
-        run.progress.replay_difference = difference.largest
-    try:
-        check_difference(difference, step, rounding(getattr(torch, run.config.hardware.dtype)))
-    except ReplayMismatch as error:
-        raise TrainingFailed(f"step {step}: {error}") from None
-    by_group = {n: own_N for n, own_N in zip(numbers, ratios, strict=False) if own_N is not None}
-    return by_group, ratios[len(numbers) :]
+    return source(tally.add), replay(tally)
 
 
-def verdicts(groups: Sequence[ScoredGroup]) -> tuple[BoolArray, BoolArray]:
-    """Return passed_PK and counted_PK of groups with K samples each: which samples passed, and which have a reward."""
-    scores = [scored.scores for scored in groups]
-    passed_PK, counted_PK = ([[getattr(one, name) for one in own] for own in scores] for name in ("passed", "counted"))
-    return np.asarray(passed_PK, np.bool_), np.asarray(counted_PK, np.bool_)
+def sample(
+    engines: Sequence[Engine],
+    visits: Sequence[Visit],
+    samples: int | Sequence[int],
+    seed: int,
+    scoring: ScoringService,
+    add: Add,
+    finished: Callable[[int], None] = lambda count: None,
+) -> float:
+    """Source of an evaluation: sample on engines that do nothing else; arguments as for `generate`."""
+    began = time.perf_counter()
+    groups = generate(engines, visits, samples, seed, "evaluate", finished=finished)
+    for index, scored in scored_groups(groups, scoring.submit):
+        add(index, scored)
+    return time.perf_counter() - began
+
+
+class Points:
+    """Tally of a run: a point for each task, and a few rollouts as rows."""
+
+    def __init__(self, held_out: HeldOut, text: TokenText) -> None:
+        """Start without groups.
+
+        Args:
+            held_out: What is evaluated.
+            text: Decoder of tokens.
+        """
+        self._held_out, self._text = held_out, text
+        self._groups: dict[int, ScoredGroup] = {}
+
+    def add(self, index: int, scored: ScoredGroup) -> None:
+        """Add the scored group of a prompt, with the tokens of the rollouts that are saved or replayed."""
+        rollouts = tuple(
+            rollout if (index, sample) in self._held_out.kept else rollout.without_tokens()
+            for sample, rollout in enumerate(scored.group.rollouts)
+        )
+        self._groups[index] = replace(scored, group=replace(scored.group, rollouts=rollouts))
+
+    def replayed(self) -> list[PromptedRollout]:
+        """Return the first rollouts of groups spread over the prompts."""
+        groups = [self._groups[index].group for index in self._held_out.replayed]
+        return [(group.rollouts[0].after(group.visit.prompt), group.rollouts[0]) for group in groups]
+
+    def evaluated(self, of: Snapshot, eval_s: float, difference: Difference | None) -> Evaluated:
+        """Return points and rows.
+
+        Args:
+            of: The evaluated weights.
+            eval_s: Duration of the evaluation, seconds.
+            difference: Result of the replay.
+        """
+        groups = [self._groups[index] for index in range(len(self._groups))]
+        ratios = zip(self._held_out.replayed, difference.log_ratios if difference else (), strict=False)
+        log_ratios = {index: log_ratio_N for index, log_ratio_N in ratios if log_ratio_N is not None}
+        tasks = by_task([scored.group.visit.prompt.task for scored in groups])
+        points = [eval_point([groups[index] for index in indices], of, eval_s) for indices in tasks]
+        rows = evaluation_rows(self._text, of.step, groups, log_ratios, self._held_out.saved)
+        return Evaluated(points, rows)
+
+
+class Verdicts:
+    """Which samples of a task passed, and how long and how often truncated they were."""
+
+    def __init__(self, prompts: int, samples: int) -> None:
+        """Start without samples.
+
+        Args:
+            prompts: P.
+            samples: K.
+        """
+        self.passed_PK, self.counted_PK = np.zeros((2, prompts, samples), np.bool_)
+        """Which samples passed, and which have a reward."""
+        self._truncated, self.tokens = 0, 0
+
+    def add(self, index: int, scored: ScoredGroup) -> None:
+        """Add the scored group of a prompt."""
+        rollouts = scored.group.rollouts
+        self.passed_PK[index] = [score.passed for score in scored.scores]
+        self.counted_PK[index] = [score.counted for score in scored.scores]
+        self._truncated += sum(rollout.any_truncated for rollout in rollouts)
+        self.tokens += sum(len(sequence) for rollout in rollouts for sequence in rollout.sequences)
+
+    def shares(self) -> dict[str, Any]:
+        """Return the shares of samples that were truncated or have no reward, and the mean number of tokens."""
+        count = self.passed_PK.size
+        failed = 1.0 - float(self.counted_PK.mean())
+        return {"truncated": self._truncated / count, "failed": failed, "mean_tokens": self.tokens / count}
+
+
+def eval_point(groups: Sequence[ScoredGroup], of: Snapshot, eval_s: float) -> EvalPoint:
+    """Summarize one evaluation of one task.
+
+    Args:
+        groups: One group per held-out prompt; a truncated rollout has not passed.
+        of: The evaluated weights.
+        eval_s: Duration of the whole evaluation, all tasks together, seconds.
+    """
+    verdicts, environment = Verdicts(len(groups), len(groups[0].scores)), environment_row(groups)
+    columns: dict[str, Any] = {name: environment.get(name) for name in ("turns", "tool_calls", "reply_wait_s")}
+    for index, scored in enumerate(groups):
+        verdicts.add(index, scored)
+    rate, stderr = mean_at_k(verdicts.passed_PK, verdicts.counted_PK)
+    return EvalPoint(
+        **asdict(of),
+        task=groups[0].group.visit.prompt.task,
+        pass_rate=rate,
+        stderr=stderr,
+        prompts=len(groups),
+        samples_per_prompt=len(groups[0].scores),
+        **verdicts.shares(),
+        eval_s=eval_s,
+        **columns,
+    )
 
 
 def mean_at_k(passed_PK: BoolArray, counted_PK: BoolArray) -> tuple[float, float]:
@@ -262,67 +201,3 @@ def mean_at_k(passed_PK: BoolArray, counted_PK: BoolArray) -> tuple[float, float
     linear_P = weights_P * rates_P + (1.0 - weights_P) * mean
     stderr = float(linear_P.std(ddof=1) / np.sqrt(prompts)) if prompts > 1 else math.nan
     return mean, stderr
-
-
-def by_task(groups: Sequence[ScoredGroup]) -> list[list[ScoredGroup]]:
-    """Return the groups of each task, sorted by the name of the task."""
-    tasks: dict[str, list[ScoredGroup]] = {}
-    for scored in groups:
-        tasks.setdefault(scored.group.visit.prompt.task, []).append(scored)
-    return [tasks[name] for name in sorted(tasks)]
-
-
-def eval_point(
-    groups: Sequence[ScoredGroup], *, step: int, device_hours: float, flops: float, tokens: int, eval_s: float
-) -> EvalPoint:
-    """Summarize one evaluation of one task.
-
-    Args:
-        groups: One group per held-out prompt; a truncated rollout has not passed.
-        step: Version of the evaluated weights.
-        device_hours: Device-hours of training so far.
-        flops: FLOPs of training and generation so far.
-        tokens: Tokens generated for training so far.
-        eval_s: Duration of the whole evaluation, all tasks together, seconds.
-    """
-    rollouts = [rollout for scored in groups for rollout in scored.group.rollouts]
-    told = environment_row(groups)
-    passed_PK, counted_PK = verdicts(groups)
-    rate, stderr = mean_at_k(passed_PK, counted_PK)
-    return EvalPoint(
-        step=step,
-        device_hours=device_hours,
-        flops=flops,
-        tokens=tokens,
-        task=groups[0].group.visit.prompt.task,
-        pass_rate=rate,
-        stderr=stderr,
-        prompts=len(groups),
-        samples_per_prompt=len(groups[0].scores),
-        truncated=float(np.mean([r.any_truncated for r in rollouts])),
-        failed=1.0 - float(counted_PK.mean()),
-        mean_tokens=float(np.mean([sum(map(len, r.sequences)) for r in rollouts])),
-        eval_s=eval_s,
-        turns=told.get("turns"),
-        tool_calls=told.get("tool_calls"),
-        reply_wait_s=told.get("reply_wait_s"),
-    )
-
-
-def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config: RunConfig) -> tuple[str, str] | None:
-    """Return the first condition that holds with the reason, or None; with fewer than five evaluations none holds.
-
-    Args:
-        conditions: Conditions of `stop_when`, as written.
-        points: Evaluations of the run so far.
-        config: Configuration, which determines the tasks with a forecast and the compute axis.
-    """
-    curves = points_by_task(points)
-    fits = []
-    with suppress(CurveError):  # too few points for a fit
-        fits = [fit(curve_of(curves[task], default_axis(config))) for task in config.main_tasks]
-    for condition in conditions:
-        judged = judge(stop_rule(condition), fits)
-        if judged.holds:
-            return condition, judged.text
-    return None

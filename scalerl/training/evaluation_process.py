@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from scalerl.config.data import TaskData
-from scalerl.core.remote import PASSED, Run, serve
-from scalerl.models.loading import load_tokenizer
+from scalerl.core.remote import PASSED, Body, serve
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
-from scalerl.models.text import TokenText
-from scalerl.rollouts.build import EngineSpec, GeneratorSpec, with_programs
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec
 from scalerl.rollouts.engine import POLL_S, Engine
-from scalerl.rollouts.pipeline import without_tokens
-from scalerl.rollouts.replay import NotFinite, ReplayMismatch, check_current
-from scalerl.rollouts.turns import with_turns
+from scalerl.rollouts.replay import Difference, NotFinite, ReplayMismatch, check_current
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.tasks.user_rewards import RewardError
-from scalerl.training.evaluation import by_task, eval_point
-from scalerl.training.evaluator import Evaluated, HeldOut, Snapshot, scored_groups
-from scalerl.training.rollout_rows import evaluation_rows
-from scalerl.types import FloatArray, ScoredGroup
+from scalerl.training.evaluation import Points, evaluate, sample
+from scalerl.training.evaluator import Evaluated, HeldOut, Snapshot
 
 NICENESS = 5
 """Added to the niceness of the process on CPU, so that trainer and generators get the cores first. It cannot be taken
@@ -37,7 +31,7 @@ FINDINGS = (*PASSED, RewardError, ReplayMismatch, NotFinite)
 
 def evaluation_process(
     generator: GeneratorSpec, tasks: Sequence[TaskData], channel: WeightChannel, held_out: HeldOut
-) -> Run:
+) -> Body:
     """Return the function that the evaluation process of a run runs.
 
     Args:
@@ -46,22 +40,8 @@ def evaluation_process(
         channel: Channel that carries the weights.
         held_out: What is evaluated.
     """
-    spec = EvaluationSpec(replace(generator, load_state=None), tuple(tasks), channel, held_out)
+    spec = partial(Evaluation, replace(generator, load_state=None), tuple(tasks), channel, held_out)
     return partial(serve, spec, FINDINGS)
-
-
-@dataclass(frozen=True)
-class EvaluationSpec:
-    """Picklable function that makes the evaluation of a run, inside its process."""
-
-    generator: GeneratorSpec
-    tasks: tuple[TaskData, ...]
-    channel: WeightChannel
-    held_out: HeldOut
-
-    def __call__(self) -> Evaluation:
-        """Load the model."""
-        return Evaluation(self)
 
 
 def engine_of(spec: EngineSpec, note: Callable[[str], None]) -> tuple[Engine, Policy | None]:
@@ -82,22 +62,18 @@ def engine_of(spec: EngineSpec, note: Callable[[str], None]) -> tuple[Engine, Po
 class Evaluation:
     """Evaluates snapshots with an engine that only evaluates."""
 
-    def __init__(self, spec: EvaluationSpec) -> None:
-        """Load model and tokenizer, and start the verifiers."""
-        generator = spec.generator
-        self._held_out, self._channel, self._generator = spec.held_out, spec.channel, generator
+    def __init__(
+        self, generator: GeneratorSpec, tasks: Sequence[TaskData], channel: WeightChannel, held_out: HeldOut
+    ) -> None:
+        """Load model and tokenizer, and start the verifiers; arguments as for `evaluation_process`."""
+        self._held_out, self._channel, self._generator = held_out, channel, generator
         if generator.hardware.device == "cpu":
             os.nice(NICENESS)
         self._notes: list[str] = []
-        engine_spec = EngineSpec(generator, spec.channel, 0, evaluating=True)
-        engine, self._policy = engine_of(engine_spec, self._notes.append)
-        self._text = TokenText(load_tokenizer(generator.policy.path, generator.policy.revision), generator.stop)
-        self._engine: Engine = engine
-        if generator.environments:
-            ((self._engine,),) = with_turns([[engine]], self._text, generator.scoring)
-        if generator.agents:
-            ((self._engine,),) = with_programs([[self._engine]], self._text)
-        self._scoring = ScoringService(make_scorers(spec.tasks, generator.scoring), self._text.judged)
+        engine, self._policy = engine_of(EngineSpec(generator, channel, 0, evaluating=True), self._notes.append)
+        ((self._engine,),) = generator.with_episodes([[engine]])
+        self._text = generator.text()
+        self._scoring = ScoringService(make_scorers(tasks, generator.scoring), self._text.judged)
 
     def evaluate(self, snapshot: Snapshot) -> Evaluated:
         """Sample, score and replay the held-out prompts with the weights of a snapshot.
@@ -110,49 +86,23 @@ class Evaluation:
         self._engine.swap(step)
         while self._engine.version != step:
             self._engine.poll(POLL_S)
-        held_out, seed = self._held_out, self._generator.generation.seed
-        scored = scored_groups([self._engine], held_out.visits, held_out.samples, seed, self._scoring)
-        lighter = {index: without_tokens(group, index, held_out.kept) for index, group in scored}
-        groups = [lighter[index] for index in sorted(lighter)]
-        ratios, difference = self._replay(step, groups)
-        eval_s = time.perf_counter() - began
-        points = [
-            replace(
-                eval_point(
-                    of_task,
-                    step=step,
-                    device_hours=snapshot.device_hours,
-                    flops=snapshot.flops,
-                    tokens=snapshot.tokens,
-                    eval_s=eval_s,
-                ),
-                eval_flops=self._engine.work.flops - flops,
-                replay_difference=difference,
-            )
-            for of_task in by_task(groups)
-        ]
-        rows = evaluation_rows(self._text, step, groups, ratios, self._held_out.saved)
-        notes = [*self._notes, *self._scoring.notes()]
+        visits, samples, seed = self._held_out.visits, self._held_out.samples, self._generator.generation.seed
+        source = partial(sample, [self._engine], visits, samples, seed, self._scoring)
+        tally = Points(self._held_out, self._text)
+        _, difference = evaluate(source, tally, partial(self._replay, step))
+        found = tally.evaluated(snapshot, time.perf_counter() - began, difference)
+        notes = *self._notes, *self._scoring.notes()
         self._notes.clear()
-        return Evaluated(points, rows, notes)
+        largest, flops = difference.largest if difference else None, self._engine.work.flops - flops
+        points = [replace(point, eval_flops=flops, replay_difference=largest) for point in found.points]
+        return replace(found, points=points, notes=notes)
 
-    def _replay(self, step: int, groups: list[ScoredGroup]) -> tuple[dict[int, FloatArray], float | None]:
-        """Compare log-probabilities of the engine with those of the weights that were sent.
-
-        Returns:
-            The log ratios by index of the group, and the largest difference; None if nothing was compared.
-        """
-        if self._policy is None:
-            return {}, None  # a vLLM server, which reports the version of every token
-        firsts = [(groups[number].group, groups[number].group.rollouts[0]) for number in self._held_out.replayed]
-        if not firsts:
-            return {}, None
-        self._policy.load_weights(step, self._channel.receive(step))  # whatever the engine did with them
-        if self._policy.sizes.experts:
-            routing_of(self._policy).use(None)
-        pairs = [(rollout.after(group.visit.prompt), rollout) for group, rollout in firsts]
-        found = check_current(self._policy, step, pairs, temperature=self._generator.recipe.temperature)
-        if found is None:
-            return {}, None
-        ratios = zip(self._held_out.replayed, found.log_ratios, strict=True)
-        return {number: own_N for number, own_N in ratios if own_N is not None}, found.largest
+    def _replay(self, step: int, tally: Points) -> Difference | None:
+        """Compare log-probabilities of the engine with those of the weights that were sent."""
+        policy, rollouts = self._policy, tally.replayed()
+        if policy is None or not rollouts:  # a vLLM server, which reports the version of every token
+            return None
+        policy.load_weights(step, self._channel.receive(step))  # whatever the engine did with them
+        if policy.sizes.experts:
+            routing_of(policy).use(None)
+        return check_current(policy, step, rollouts, temperature=self._generator.recipe.temperature)

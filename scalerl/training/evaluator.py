@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,10 @@ from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import Remote
 from scalerl.learner.checkpoint import load_state, save_state
-from scalerl.rollouts.engine import Engine, generate
-from scalerl.rollouts.pipeline import MOST_PENDING, SendWeights
+from scalerl.rollouts.pipeline import SendWeights
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.tasks.scoring import PendingGroup, ScoringService
 from scalerl.training.rollout_rows import Pair, Row, kept_samples
-from scalerl.types import EvalPoint, Prompt, ScoredGroup, Visit
+from scalerl.types import EvalPoint, Prompt, Visit
 
 MOST_DEATHS = 3
 """Deaths of the process in one evaluation after which the run ends."""
@@ -72,30 +69,6 @@ def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:
     return tuple(Visit(prompt, number=0, index=i) for i, prompt in enumerate(prompts))
 
 
-def scored_groups(
-    engines: Sequence[Engine],
-    visits: Sequence[Visit],
-    samples: int | Sequence[int],
-    seed: int,
-    scoring: ScoringService,
-    finished: Callable[[int], None] = lambda count: None,
-) -> Iterator[tuple[int, ScoredGroup]]:
-    """Sample held-out prompts and score each group while others are sampled; arguments as for `generate`.
-
-    Yields:
-        Index and scored group of each visit, in the order in which they were complete.
-    """
-    pending = deque[tuple[int, PendingGroup]]()
-    for index, group in generate(engines, visits, samples, seed, "evaluate", finished=finished):
-        pending.append((index, scoring.submit(group)))
-        while pending and (len(pending) > MOST_PENDING or pending[0][1].wait(0.0)):
-            first, scores = pending.popleft()
-            yield first, scores.result()
-    while pending:
-        first, scores = pending.popleft()
-        yield first, scores.result()
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Weights to evaluate, and the compute of training up to them.
@@ -116,14 +89,14 @@ class Snapshot:
 class Evaluated:
     """Result of an evaluation.
 
-    Example: Evaluated(points=[EvalPoint(...)], rows=[{"step": 100, ...}], notes=[])
+    Example: Evaluated(points=[EvalPoint(...)], rows=[{"step": 100, ...}], notes=())
     """
 
     points: list[EvalPoint]
     """One for each task."""
     rows: list[Row]
     """Rows of rollouts.jsonl."""
-    notes: list[str]
+    notes: tuple[str, ...] = ()
     """Lines for the user, such as rewards that failed."""
 
 

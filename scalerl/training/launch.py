@@ -24,7 +24,7 @@ from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
 from scalerl.learn.custom import check_functions
 from scalerl.learner.base import Learner, LearnerSpec
-from scalerl.learner.checkpoint import CheckpointStore, load_plain, load_state, references, save_state
+from scalerl.learner.checkpoint import CheckpointStore, load_plain, load_state, references
 from scalerl.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.loggers.base import Logger, makers_of
 from scalerl.loggers.follow import Followers
@@ -38,7 +38,6 @@ from scalerl.placement.choices import (
     channel_name,
     derived_sizes,
     eager,
-    generation_of,
     learner_settings,
     loop_device,
     policy_spec,
@@ -47,7 +46,7 @@ from scalerl.placement.choices import (
 from scalerl.placement.devices import GB, USABLE, counted
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
-from scalerl.rollouts.build import GeneratorSpec, has_agents
+from scalerl.rollouts.build import has_agents
 from scalerl.rollouts.channels import CHANNELS, evaluation_channel
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
@@ -77,6 +76,7 @@ from scalerl.training.run_info import run_info
 from scalerl.training.run_model import (
     check_length,
     check_sampled,
+    generator_spec,
     known_sizes,
     model_path_of,
 )
@@ -201,33 +201,16 @@ def _assemble(
     repeated = check_rewards(config.data, config.scoring, prompts.training, repetitions=not state)
     changed = code_notes(state["inputs"].get("code", {}), inputs["code"]) if state else []
     notes = [*resolved.notes, *_notes(config, prompts, rule, state), *repeated, *changed]
-    vocabulary, sizes = policy.vocab_size, policy.sizes  # those of the engines' model, which has no adapters
+    load_saved = partial(load_state, saved.path, "generator", _in_flight(saved.path, prompts)) if saved else None
+    parts = {"make_engines": backend.make_engines, "devices": resolved.devices, "load_state": load_saved}
+    parts |= {"environments": environments, "agents": agents}
+    spec = generator_spec(config, model, policy, longest, rule, stop_tokens(policy, tokenizer), path, **parts)
     policy = model.adapted(policy)
     display.configured(config)
     for note in [*derived_sizes(config), *about, *notes]:
         display.note(note)
 
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
-    spec = GeneratorSpec(
-        policy=model,
-        vocabulary=vocabulary,
-        sizes=sizes,
-        recipe=config.recipe,
-        placement=config.placement,
-        hardware=config.hardware,
-        scoring=config.scoring,
-        generation=generation_of(config),
-        longest_prompt=longest,
-        rule=rule,
-        stop=stop_tokens(policy, tokenizer),
-        load_state=partial(load_state, saved.path, "generator", _in_flight(saved.path, prompts)) if saved else None,
-        save=save_state,
-        run=path,
-        make_engines=backend.make_engines,
-        devices=resolved.devices,
-        environments=environments,
-        agents=agents,
-    )
     layout = WeightLayout.of(sent_weights(policy, model.sent))
     held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
     channels, evaluator = [CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)], None

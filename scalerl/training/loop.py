@@ -1,7 +1,8 @@
 """The recipe, in order: prompts -> rollouts -> rewards -> advantages -> loss -> update -> evaluation point.
 
 Generation runs asynchronously in other processes; `pipeline.take` returns its batches.
-Legend: P prompts, G rollouts per prompt, B = P x G, T tokens.
+Legend: P prompts, G rollouts per prompt, K turns with a reward of their own, B rows (sequences: one of each rollout, or
+several with agents), T tokens.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import time
 
 from torch import Tensor
 
-from scalerl.config.recipe import LengthPenalty, Recipe
+from scalerl.config.recipe import LengthPenalty, OffPolicy, Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
 from scalerl.learner.base import BadGradient
-from scalerl.learner.batch import RolloutTensors, TrainBatch, UpdateSettings, collate
+from scalerl.learner.batch import RolloutTensors, StepSettings, TrainBatch, collate
 from scalerl.learner.metrics import StepStats
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.placement.choices import recomputes
 from scalerl.training.credit import Credited, credited
-from scalerl.training.evaluation import evaluate_if_due
-from scalerl.training.metrics import record_step, rollout_row, staleness, why_untrained
+from scalerl.training.due import evaluate_if_due
+from scalerl.training.metrics import batch_row, record_step, staleness, why_untrained
 from scalerl.training.run import Run, publish, record_pass_rates
 from scalerl.training.saved import failure, save_if_due
 
@@ -51,6 +52,7 @@ def train(run: Run) -> None:
         # rewards -> advantages of rollouts or turns, normalized before prompts without variance are dropped
         turns = credited(taken.groups, rollouts, rewards_PG, recipe.turn_credit)
         advantages_B = turns.of_tokens(advantages(recipe.advantage, turns.rewards_PKG, turns.counted_PKG))
+        check_versions(rollouts, recipe.off_policy, now)
         usable_BT = loss_tokens(rollouts, recipe, oldest=now - recipe.off_policy.max_lag)
         keep_P = kept_prompts(turns, usable_BT, recipe)
 
@@ -59,7 +61,7 @@ def train(run: Run) -> None:
         weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B, rollouts.rollout_B)
 
         # advantages -> loss -> update
-        settings = UpdateSettings(version=now, idle_cores=run.generators_idle)
+        settings = StepSettings(version=now, idle_cores=run.generators_idle)
         stats = update(run, TrainBatch(rollouts, advantages_B, trained_BT, weights_BT, settings))
         untrained = "" if stats.trained_tokens else why_untrained(rollouts, usable_BT)
         if untrained:
@@ -68,7 +70,7 @@ def train(run: Run) -> None:
         # new weights -> engines, during generation, with the next prompts
         publish(run, taken)
         ages = staleness(rollouts, now, recipe.off_policy)
-        row = {**rollout_row(rollouts, rewards_PG, keep_P), **ages, **stats.to_dict()}
+        row = {**batch_row(rollouts, rewards_PG, keep_P), **ages, **stats.to_dict()}
         record_step(run, taken, row, before, step_s=time.perf_counter() - began)
         if untrained and not usable_BT.any():
             check_hope(run, untrained)
@@ -117,6 +119,13 @@ def check_hope(run: Run, reason: str) -> None:
 
 HOPELESS = 3
 """Number of skipped updates at the start after which a run ends."""
+
+
+def check_versions(rollouts: RolloutTensors, off_policy: OffPolicy, now: int) -> None:
+    """Assert what the schedule and the engines guarantee: no token is of later weights, or too old unless masked."""
+    version_N = rollouts.version_BT[rollouts.sampled_BT]
+    allowed_N = (version_N <= now) & (off_policy.masks | (version_N >= now - off_policy.max_lag))
+    assert allowed_N.all(), f"version {version_N[~allowed_N][0]} at update {now}; the bound is {off_policy.max_lag}"
 
 
 def loss_tokens(rollouts: RolloutTensors, recipe: Recipe, oldest: int) -> Tensor:

@@ -199,7 +199,7 @@ def kept_samples(visits: Sequence[Visit], samples: Sequence[int], replayed: Coll
         count: Rows per task.
     """
     pairs = {(number, 0) for number in replayed}
-    for numbers in _by_task([visit.prompt.task for visit in visits]):
+    for numbers in by_task([visit.prompt.task for visit in visits]):
         width = min(samples[number] for number in numbers)
         pairs.update((number, 0) for number in _spread(numbers, count)[:count])
         pairs.update(_further(numbers, width, count - len(_spread(numbers, count)[:count])))
@@ -215,7 +215,7 @@ def evaluation_rows(
     samples of each prompt are added.
     """
     rows = []
-    for numbers in _by_task([scored.group.visit.prompt.task for scored in groups]):
+    for numbers in by_task([scored.group.visit.prompt.task for scored in groups]):
         first = list(dict.fromkeys([*(n for n in numbers if n in log_ratios), *_spread(numbers, count)]))[:count]
         pairs = [(n, 0) for n in sorted(first)]
         pairs += _further(numbers, min(len(groups[n].scores) for n in numbers), count - len(pairs))
@@ -233,7 +233,7 @@ def evaluation_rows(
     return rows
 
 
-def _by_task(tasks: Sequence[str]) -> list[list[int]]:
+def by_task(tasks: Sequence[str]) -> list[list[int]]:
     """Return the indices of each task's groups, sorted by the name of the task."""
     numbers: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):

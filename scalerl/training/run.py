@@ -1,6 +1,6 @@
 """A run in progress: the objects that the loop steers, its prompts, and new weights for the generators.
 
-The recipe is in loop.py. evaluation.py measures, saved.py makes checkpoints, records.py writes and shows.
+The recipe is in loop.py. due.py evaluates, saved.py makes checkpoints, records.py writes and shows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
 from scalerl.placement.choices import generation_of
 from scalerl.prompts.curriculum import Curriculum, Mixture
-from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.rollouts.schedule import first_visits
 from scalerl.tasks.scoring import ScoringService
@@ -36,7 +36,7 @@ IDLE_SHARE = 0.02
 
 @dataclass(slots=True)
 class Run:
-    """The objects of a run; functions of loop.py, evaluation.py and saved.py steer them."""
+    """The objects of a run; functions of loop.py, due.py and saved.py steer them."""
 
     config: RunConfig
     sizes: ModelSizes
@@ -131,7 +131,7 @@ def publish(run: Run, taken: RolloutBatch) -> None:
     recipe, step = run.config.recipe, run.progress.step
     wanted = recipe.prompts_per_step + len(taken.dropped)
     visits = _draw(run, wanted) if not run.progress.closed else ()
-    update = Update(step, recipe.off_policy.samples_with(step), visits, run.progress.closed)
+    update = NewVersion(step, recipe.off_policy.samples_with(step), visits, run.progress.closed)
     run.pipeline.publish(update, run.learner.send)
 
 

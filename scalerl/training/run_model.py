@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.status import Heartbeat
+from scalerl.learner.checkpoint import save_state
 from scalerl.models.build import PolicySpec
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_config
@@ -19,7 +21,8 @@ from scalerl.models.policy import Policy
 from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.sizes import ModelSizes, of_config, sizes_of
-from scalerl.placement.choices import loop_device, schedule_name
+from scalerl.placement.choices import generation_of, loop_device, schedule_name
+from scalerl.rollouts.build import GeneratorSpec
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.testing import check_engine_plugin
@@ -65,15 +68,55 @@ def known_sizes(config: RunConfig) -> ModelSizes | None:
 
     Only the configuration of a model on the hub is downloaded.
     """
-    found = outcome(lambda: sizes_of(config.model).sizes)
-    if found.exception() is None:
-        return found.result()
-    if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():
-        return None
+    try:
+        return sizes_of(config.model).sizes
+    except ConfigError:  # a problem of its files is one of loading it, which comes next
+        if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():
+            return None
     name, revision = config.model.path, config.model.revision
     # errors of the hub, and of code that the configuration names, are those of loading the model, which comes next
     found = outcome(lambda: of_config(load_config(name, revision)[0].to_dict().get))
     return None if found.exception() is not None else found.result()
+
+
+def generator_spec(
+    config: RunConfig,
+    model: PolicySpec,
+    policy: Policy,
+    longest_prompt: int,
+    rule: LengthRule,
+    stop: tuple[int, ...],
+    run: Path,
+    **parts: Any,
+) -> GeneratorSpec:
+    """Return what the engines are made from.
+
+    Args:
+        config: Resolved configuration.
+        model: The model, as each engine loads it.
+        policy: The same, loaded and without adapters.
+        longest_prompt: Longest prompt, tokens; with environments, of a last turn.
+        rule: Limits of a completion.
+        stop: Token ids that end a sequence.
+        run: Directory for logs.
+        parts: Other fields.
+    """
+    return GeneratorSpec(
+        policy=model,
+        vocabulary=policy.vocab_size,
+        sizes=policy.sizes,
+        recipe=config.recipe,
+        placement=config.placement,
+        hardware=config.hardware,
+        scoring=config.scoring,
+        generation=generation_of(config),
+        longest_prompt=longest_prompt,
+        rule=rule,
+        stop=stop,
+        save=save_state,
+        run=run,
+        **parts,
+    )
 
 
 def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:

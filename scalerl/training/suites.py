@@ -1,19 +1,19 @@
 """Evaluates a model on suites, with the torch engine or vLLM servers: mean@k and pass@k.
 
-Axes: P prompts, N samples per prompt.
+Axes: P prompts, K samples per prompt.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import comb
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -25,24 +25,23 @@ from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
-from scalerl.learner.checkpoint import save_state
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, stop_tokens
 from scalerl.models.text import TokenText
-from scalerl.placement.choices import generation_of, policy_spec
+from scalerl.placement.choices import policy_spec
 from scalerl.placement.devices import served_places
 from scalerl.prompts.dataset import load_prompts, task_prompts
-from scalerl.rollouts.build import EngineSpec, GeneratorSpec, has_agents, with_programs
+from scalerl.rollouts.build import EngineSpec, has_agents, with_episodes
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
-from scalerl.rollouts.turns import check_replies, with_replies, with_turns
+from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import ScoringService, make_scorers
-from scalerl.training.evaluation import mean_at_k
-from scalerl.training.evaluator import held_out_visits, scored_groups
+from scalerl.training.evaluation import Add, Verdicts, evaluate, mean_at_k, sample
+from scalerl.training.evaluator import held_out_visits
 from scalerl.training.rollout_rows import rollout_row
-from scalerl.training.run_model import check_length
+from scalerl.training.run_model import check_length, generator_spec
 from scalerl.types import BoolArray, Prompt, ScoredGroup
 
 MOST_SLOTS = 256
@@ -179,57 +178,45 @@ class SuiteEvaluator:
             raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
         longest, replies = with_replies(prompts, self._rule.capacity)
         check_length(self._policy, self._rule, longest)
-        engines: Sequence[Engine] = self._engines(longest, samples * len(prompts))
-        if replies:
-            engines = [one for (one,) in with_turns([[one] for one in engines], self._text, self.config.scoring)]
-        if has_agents(prompts):
-            engines = [one for (one,) in with_programs([[one] for one in engines], self._text)]
+        single = [[engine] for engine in self._engines(longest, samples * len(prompts))]
+        pairs = with_episodes(single, self._text, self.config.scoring, replies, has_agents(prompts))
+        scoring = ScoringService(make_scorers([task], self.config.scoring), self._text.judged)
+        engines, visits = [engine for (engine,) in pairs], held_out_visits(prompts)
+        began, total = time.perf_counter(), samples * len(prompts)
+        sampled_s, sampled, scored = 0.0, 0, 0
+
+        def show_sampled(count: int) -> None:
+            nonlocal sampled_s, sampled
+            sampled_s, sampled = time.perf_counter() - began, count
+            self._on(f"{task.curve}: sampling", count, total)
+
+        def source(add: Add) -> float:
+            def add_shown(index: int, group: ScoredGroup) -> None:
+                nonlocal scored
+                add(index, group)
+                scored += 1
+                if sampled == total:
+                    self._on(f"{task.curve}: scoring", scored, len(prompts))
+
+            return sample(engines, visits, samples, self.config.seed, scoring, add_shown, show_sampled)
+
         texts.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(texts) as ordered, _Results(len(prompts), samples, ordered, self._text) as results:
-            sampled_s, seconds = self._sample(task, engines, prompts, samples, results)
-            results.write()
-        mean, stderr = mean_at_k(results.passed_PN, results.counted_PN)
+        with closing(scoring), atomic_file(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
+            tally = Texts(len(prompts), samples, file, self._text)
+            seconds, _ = evaluate(source, tally)
+        mean, stderr = mean_at_k(tally.passed_PK, tally.counted_PK)
         return SuiteResult(
             suite=task.curve,
             prompts=len(prompts),
             samples=samples,
             mean=mean,
             stderr=stderr,
-            pass_at=pass_at_powers(results.passed_PN, results.counted_PN),
-            failed=1.0 - float(results.counted_PN.mean()),
-            truncated=results.truncated / results.passed_PN.size,
-            mean_tokens=results.tokens / results.passed_PN.size,
-            tokens_per_s=results.tokens / max(1e-9, sampled_s),
+            pass_at=pass_at_powers(tally.passed_PK, tally.counted_PK),
+            **tally.shares(),
+            tokens_per_s=tally.tokens / max(1e-9, sampled_s),
             seconds=seconds,
             texts=str(texts),
         )
-
-    def _sample(
-        self, task: TaskData, engines: Sequence[Engine], prompts: Sequence[Prompt], samples: int, results: _Results
-    ) -> tuple[float, float]:
-        """Sample and score the prompts; return the seconds of sampling, and of both.
-
-        Groups are scored while others are sampled, and dropped when their scores are there.
-        """
-        began, total = time.perf_counter(), samples * len(prompts)
-        sampled_s, sampled = 0.0, 0
-
-        def show_sampling(count: int) -> None:
-            nonlocal sampled_s, sampled
-            sampled_s, sampled = time.perf_counter() - began, count
-            self._on(f"{task.curve}: sampling", count, total)
-
-        scoring = ScoringService(make_scorers(self.config.data, self.config.scoring), self._text.judged)
-        visits, seed = held_out_visits(prompts), self.config.seed
-        try:
-            scored = scored_groups(engines, visits, samples, seed, scoring, show_sampling)
-            for done, (index, group) in enumerate(scored, start=1):
-                results.add(index, group)
-                if sampled == total:
-                    self._on(f"{task.curve}: scoring", done, len(prompts))
-        finally:
-            scoring.close()
-        return sampled_s, time.perf_counter() - began
 
     def _engines(self, longest: int, sequences: int) -> list[Engine]:
         """Return a torch engine for this suite, or vLLM servers, which serve all suites and end with this process."""
@@ -244,23 +231,9 @@ class SuiteEvaluator:
             count = self.config.placement.engines
             slots = self.config.rollouts.slots or SERVED_SLOTS * count
             config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
-            spec = GeneratorSpec(
-                policy=self._model,
-                vocabulary=self._policy.vocab_size,
-                sizes=self._policy.sizes,
-                recipe=recipe,
-                placement=config.placement,
-                hardware=config.hardware,
-                scoring=config.scoring,
-                generation=generation_of(config),
-                longest_prompt=self._longest,
-                rule=self._rule,
-                stop=stop,
-                load_state=None,
-                save=save_state,
-                run=self._where,
-                make_engines=server_engines,
-                devices=served_places(config),
+            parts = {"make_engines": server_engines, "devices": served_places(config)}
+            spec = generator_spec(
+                config, self._model, self._policy, self._longest, self._rule, stop, self._where, **parts
             )
             pairs = server_engines([EngineSpec(spec, KeptWeights(), number) for number in range(count)], self._note)
             self._servers = [training for training, _ in pairs]
@@ -283,70 +256,54 @@ class SuiteEvaluator:
         return min(asked or min(fit, MOST_SLOTS), sequences)
 
 
-class _Results:
-    """What an evaluation keeps of its rollouts: verdicts and counts in memory, rows in a file."""
+class Texts(Verdicts):
+    """Tally of a suite: verdicts in memory, and every rollout as a row of a file, in the order of the prompts.
 
-    def __init__(self, prompts: int, samples: int, texts: Path, text: TokenText) -> None:
+    Rows wait in memory for those of earlier prompts. Engines start sequences in this order, so that few others can end
+    before the longest one does.
+    """
+
+    def __init__(self, prompts: int, samples: int, file: IO[str], text: TokenText) -> None:
         """Start without results.
 
         Args:
-            prompts: Number of prompts.
-            samples: Samples of each.
-            texts: File that gets the rows in the order of the prompts.
+            prompts: P.
+            samples: K.
+            file: File that gets the rows.
             text: Decoder of tokens.
         """
-        self.passed_PN, self.counted_PN = np.zeros((2, prompts, samples), np.bool_)
-        self.truncated, self.tokens = 0, 0
-        self._texts, self._text = texts, text
-        self._places_P2 = np.zeros((prompts, 2), np.int64)
-        """Start and length of the rows of each prompt in the order of arrival."""
-
-    def __enter__(self) -> _Results:
-        self._arrived = tempfile.TemporaryFile(dir=self._texts.parent)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._arrived.close()
+        super().__init__(prompts, samples)
+        self._file, self._text = file, text
+        self._waiting, self._written = dict[int, list[str]](), 0
 
     def add(self, index: int, scored: ScoredGroup) -> None:
         """Add the scored group of a prompt."""
-        rollouts, rows = scored.group.rollouts, list[str]()
-        self.passed_PN[index] = [score.passed for score in scored.scores]
-        self.counted_PN[index] = [score.counted for score in scored.scores]
-        self.truncated += sum(rollout.any_truncated for rollout in rollouts)
-        self.tokens += sum(len(sequence) for rollout in rollouts for sequence in rollout.sequences)
-        for sample in range(len(rollouts)):
-            row = rollout_row(self._text, 0, scored, sample)
-            rows.append(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
-        start = self._arrived.tell()
-        self._places_P2[index] = start, self._arrived.write("".join(rows).encode())
-
-    def write(self) -> None:
-        """Write the rows in the order of the prompts."""
-        with self._texts.open("wb") as file:
-            for start, length in self._places_P2.tolist():
-                self._arrived.seek(start)
-                file.write(self._arrived.read(length))
+        super().add(index, scored)
+        rows = [rollout_row(self._text, 0, scored, sample) for sample in range(len(scored.scores))]
+        self._waiting[index] = [json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) for row in rows]
+        while (lines := self._waiting.pop(self._written, None)) is not None:
+            self._file.writelines(line + "\n" for line in lines)
+            self._written += 1
 
 
-def pass_at_k(passed_PN: BoolArray, counted_PN: BoolArray, k: int) -> float:
+def pass_at_k(passed_PK: BoolArray, counted_PK: BoolArray, k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of k samples passes, averaged over prompts.
 
     A prompt with c passes of n samples has 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
     Args:
-        passed_PN: Whether each sample passed.
-        counted_PN: Whether each sample has a reward; n counts these. Prompts with n < k do not enter the average.
+        passed_PK: Whether each sample passed.
+        counted_PK: Whether each sample has a reward; n counts these. Prompts with n < k do not enter the average.
         k: Number of samples; at least one prompt has as many.
     """
-    pairs = list(zip(passed_PN.sum(axis=1).tolist(), counted_PN.sum(axis=1).tolist(), strict=True))
+    pairs = list(zip(passed_PK.sum(axis=1).tolist(), counted_PK.sum(axis=1).tolist(), strict=True))
     # once for each pair of counts, because there are many prompts and few counts
     values = {(c, n): 1.0 - comb(n - c, k) / comb(n, k) for c, n in set(pairs) if n >= k}
     return float(np.mean([values[pair] for pair in pairs if pair in values]))
 
 
-def pass_at_powers(passed_PN: BoolArray, counted_PN: BoolArray) -> dict[int, float]:
+def pass_at_powers(passed_PK: BoolArray, counted_PK: BoolArray) -> dict[int, float]:
     """Return pass@k for k = 1, 2, 4, ... and the largest number of samples with a reward of a prompt."""
-    most = int(counted_PN.sum(axis=1).max())
+    most = int(counted_PK.sum(axis=1).max())
     ks = sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most} - {0})
-    return {k: pass_at_k(passed_PN, counted_PN, k) for k in ks}
+    return {k: pass_at_k(passed_PK, counted_PK, k) for k in ks}

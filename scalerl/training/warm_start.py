@@ -47,7 +47,7 @@ LOG = "warm_start.json"
 _RECIPE_VERSION = 2
 """Part of the cache key; increase it when the output of this file changes."""
 
-Report = Callable[[dict[str, float]], None]
+ReportProgress = Callable[[dict[str, float]], None]
 
 
 def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
@@ -79,7 +79,7 @@ def fault(directory: Path) -> str:
     return ""
 
 
-def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, report: Report) -> Path:
+def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, report: ReportProgress) -> Path:
     """Train the policy and save it as a Hugging Face directory, unless it exists already.
 
     Args:
@@ -194,7 +194,7 @@ def make_model(model: TinyModel, tokenizer: Any) -> Any:
 
 
 def _train(
-    policy: Policy, model: TinyModel, data: Sequence[TaskData], tokenizer: Any, report: Report
+    policy: Policy, model: TinyModel, data: Sequence[TaskData], tokenizer: Any, report: ReportProgress
 ) -> list[dict[str, float]]:
     """Train on the cross-entropy of completions; low noise in the first 60% of updates lets the model learn facts."""
     settings = model.warm_start

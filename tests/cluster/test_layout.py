@@ -16,10 +16,12 @@ from scalerl.cluster.layout import check, lay_out, lines, widest
 from scalerl.cluster.measured import Measured
 from scalerl.cluster.plan import (
     SpeedInputs,
+    batch_seconds,
     best_split,
     evaluation_waits,
     lengths_of,
-    outcome_of,
+    run_estimate,
+    simulate,
     speeds_of,
     splits,
     with_layout,
@@ -226,7 +228,7 @@ def test_a_plan_counts_the_time_of_checkpoints():
     )
     inputs = EIGHT[0]
     figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = outcome_of(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    found = run_estimate(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
     assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 2e9)
     assert found.checkpoint_s == pytest.approx(48.2, abs=0.1)
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (100 + 48.18 / 5 + 300 / 100), rel=1e-4)
@@ -255,7 +257,7 @@ def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
     beside = replace(paused, evaluation=replace(paused.evaluation, overlap=True))
     inputs = SpeedInputs(sizes_of(model), Assumptions(GPUS["H100"]))
     figures = dataclasses.replace(simulate_run(LAB, Speeds(), np.array([4, 8]), 2), updates_per_h=36.0)
-    before, after = (outcome_of(config, inputs, figures, eval_s=300.0) for config in (paused, beside))
+    before, after = (run_estimate(config, inputs, figures, eval_s=300.0) for config in (paused, beside))
     assert (before.gpus, after.gpus) == (2, 3)
     assert after.hours == pytest.approx(before.hours - (paused.steps // 100) * 300 / 3600)
     assert after.device_hours == pytest.approx(3 * after.hours)
@@ -264,7 +266,31 @@ def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
     assert any("evaluator 1 on GPU 2" in line for line in lines(beside, layout))
     shared = replace(beside, placement=Placement(gpus=1))  # all on one GPU: two engines share the trainer's
     assert lay_out(shared, inputs.model).sharing == 2 and not lay_out(shared, inputs.model).evaluates_apart
-    assert outcome_of(shared, inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
+    assert run_estimate(shared, inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
+
+
+def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_without_one_or_on_one_gpu():
+    """Completions have 20 tokens: with all of a batch decoded together it takes 20 x 10 ms, and an update 0.4 s."""
+    place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
+    config = replace(
+        PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, steps=100,
+        rollouts=replace(PAPER.rollouts, slots=PAPER.recipe.completions_per_step, schedule="eager"),
+        hardware=replace(PAPER.hardware, device="cuda"),
+    )  # fmt: skip
+    batch, lengths = PAPER.recipe.completions_per_step, np.full(PAPER.recipe.completions_per_step, 20)
+    inputs = SpeedInputs(
+        sizes_of(config.model), Assumptions(GPUS["H100"]), generator_step_s=0.01, trainer_rate=batch * 20 / 0.4,
+        transfer_s=0.0, updates=8,
+    )  # fmt: skip
+
+    def update_s(config, coarse=False):
+        return 3600 / simulate(config, inputs, lengths, coarse=coarse).figures.updates_per_h
+
+    assert batch_seconds(config, speeds_of(config, inputs)[0], lengths) == pytest.approx((0.2, 0.4))
+    assert update_s(config) == pytest.approx(0.4, rel=0.05) == update_s(config, coarse=True)
+    on_policy = replace(config, recipe=replace(config.recipe, off_policy=PipelineRL(max_lag=0)))
+    assert update_s(on_policy) == pytest.approx(0.6, rel=0.05) == update_s(on_policy, coarse=True)
+    assert update_s(replace(config, placement=Placement(gpus=1))) == pytest.approx(0.6, rel=0.05)
 
 
 def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
@@ -273,7 +299,7 @@ def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place)
     inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
     figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = outcome_of(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    found = run_estimate(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
     assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 25e9)
 
 

@@ -62,9 +62,10 @@ def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys
     words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
     out = call(capsys, *words)[1]
     assert tomllib.loads(out)["checkpoint"] == {"every": 20, "every_minutes": 30.0}
-    assert "# a checkpoint every 30 minutes and every 20 updates, 142 minutes at this speed" in out
+    assert "and a checkpoint every 20 steps or 30 minutes (49 s each)" in out
     chosen = call(capsys, *words, "--checkpoint.every", "20")[1]
-    assert tomllib.loads(chosen)["checkpoint"] == {"every": 20} and "at this speed" not in chosen
+    assert tomllib.loads(chosen)["checkpoint"] == {"every": 20}
+    assert "and a checkpoint every 20 steps (49 s each)" in chosen
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ REWARDS = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
 
 def of(name, rewards, counted=None):
     """Return the advantages of rewards; by default all rollouts have one."""
-    return ADVANTAGES[name](rewards, torch.ones(rewards.shape, dtype=torch.bool) if counted is None else counted)
+    counted = torch.ones(rewards.shape, dtype=torch.bool) if counted is None else counted
+    return ADVANTAGES[name](rewards[:, None], counted[:, None])[:, 0]
 
 
 def test_centered_subtracts_the_mean_of_each_prompt():
@@ -95,6 +96,8 @@ def keeps(rewards_PG):
 def test_a_function_of_the_user_gets_the_mean_of_the_prompt_in_place_of_a_missing_reward(monkeypatch):
     monkeypatch.setattr("scalerl.core.plugins.loaded", lambda name, field: keeps)
     counted = torch.tensor([[True, False, True], [False, False, False]])
-    found = advantages(Custom(function="m:keeps"), torch.tensor([[1.0, 9.0, 2.0], [9.0, 9.0, 9.0]]), counted)
+    found = advantages(
+        Custom(function="m:keeps"), torch.tensor([[[1.0, 9.0, 2.0]], [[9.0, 9.0, 9.0]]]), counted[:, None]
+    )
     assert SEEN[-1] == [[1.0, 1.5, 2.0], [0.0, 0.0, 0.0]]
-    assert found.tolist() == [[2.0, 0.0, 3.0], [0.0, 0.0, 0.0]]
+    assert found[:, 0].tolist() == [[2.0, 0.0, 3.0], [0.0, 0.0, 0.0]]

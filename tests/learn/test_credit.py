@@ -41,14 +41,6 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_rollouts_that_have_it():
     torch.testing.assert_close(ADVANTAGES["group"](returns, counted), deviations / (of_prompts + EPS))
 
 
-@pytest.mark.parametrize("choice", ADVANTAGES)
-def test_one_turn_has_the_bits_of_the_outcome(choice):
-    rewards = torch.randn(48, 16, generator=torch.Generator().manual_seed(1))
-    counted = torch.rand(48, 16, generator=torch.Generator().manual_seed(2)) > 0.1
-    one_turn = ADVANTAGES[choice](rewards[:, None], counted[:, None])
-    assert torch.equal(one_turn[:, 0], ADVANTAGES[choice](rewards, counted))
-
-
 def scored(*ends):
     """Return a group of rollouts with (tokens of each turn, tokens of each reply, rewards of turns)."""
     rollouts, scores = [], []

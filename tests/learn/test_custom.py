@@ -50,9 +50,9 @@ def test_a_custom_loss_equals_the_built_in_loss_with_the_same_equation():
 
 
 def test_custom_advantages_and_weights_get_their_parameters():
-    rewards = torch.tensor([[1.0, 2.0, 6.0]])
-    counted = torch.ones(1, 3, dtype=torch.bool)
-    assert advantages(own("ranks", scale=0.5), rewards, counted).tolist() == [[-0.5, 0.0, 2.0]]
+    rewards = torch.tensor([[[1.0, 2.0, 6.0]]])
+    counted = torch.ones(1, 1, 3, dtype=torch.bool)
+    assert advantages(own("ranks", scale=0.5), rewards, counted).tolist() == [[[-0.5, 0.0, 2.0]]]
     mask = torch.tensor([[True, True, False], [True, False, False]])
     weights = token_weights(own("last_token"), mask, torch.tensor([0, 1]))
     assert weights.tolist() == [[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]]

@@ -18,7 +18,7 @@ from scalerl.config import mismatch as parts
 from scalerl.config.base import replace as changed
 from scalerl.config.recipe import SCALERL, Recipe, Reinforce
 from scalerl.learn.mismatch import correction
-from scalerl.learner.batch import TrainBatch, UpdateSettings, collate
+from scalerl.learner.batch import StepSettings, TrainBatch, collate
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 from scalerl.training.warnings import mismatch
@@ -98,7 +98,7 @@ def test_cispo_with_a_token_mask_is_masked_importance_sampling():
 def test_metrics_split_log_ratios_by_staleness_and_count_effective_and_corrected_tokens():
     batch, log_ratio = uneven()
     stale = (torch.arange(14) % 2 == 0).expand(5, 14)
-    recipe, settings = Recipe(loss=Reinforce(), mismatch=KINDS[0]), UpdateSettings(version=1)
+    recipe, settings = Recipe(loss=Reinforce(), mismatch=KINDS[0]), StepSettings(version=1)
     learner = SingleLearner(Policy(tiny_model("qwen3")), recipe, micro_batch_tokens=30)
     stats = learner.step(change(batch, context_BT=(~stale).int(), settings=settings))
     kept = batch.trained_BT
@@ -124,7 +124,7 @@ def test_tokens_over_a_cache_of_older_weights_are_not_fresh():
     groups = [Group(visit, (one,), 0) for visit, (_, one) in zip(visits, pairs, strict=True)]
     rollouts = collate([ScoredGroup(group, (Score(1.0, True),)) for group in groups])
     trained_BT = rollouts.sampled_BT
-    settings = UpdateSettings(version=1)
+    settings = StepSettings(version=1)
     batch = TrainBatch(rollouts, torch.ones(4), trained_BT, trained_BT / trained_BT.sum(), settings)
     by_context, by_version = (
         SingleLearner(Policy(tiny_model("qwen3", 1)), Recipe()).step(change(batch, context_BT=oldest_BT))

@@ -39,8 +39,8 @@ def test_with_an_environment_the_longest_turn_counts_against_the_limit_of_a_turn
     rewards = with_length_penalty(batch.rewards_PG, batch.passed_PG, batch.sampled_PG, control)
     assert rewards.tolist() == [[1.0, 1.0, 0.5, 0.0, 0.0]]
     # mean of the counted ones 0.625; the rollout without a reward stays out
-    found = advantages("none", rewards, batch.counted_PG)
-    assert found.tolist() == [[0.375, 0.375, -0.125, -0.625, 0.0]]
+    found = advantages("none", rewards[:, None], batch.counted_PG[:, None])
+    assert found[:, 0].tolist() == [[0.375, 0.375, -0.125, -0.625, 0.0]]
 
 
 def test_injected_tokens_do_not_count_as_length():

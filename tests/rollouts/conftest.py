@@ -42,7 +42,7 @@ def files(tmp_path):
 @pytest.fixture
 def make(server, files, monkeypatch):
     """Return a function that makes (training, evaluating) over the server; they are closed at the end."""
-    from scalerl.rollouts.directory import DirectoryUpdates
+    from scalerl.rollouts.directory import DirectoryTransfer
     from scalerl.rollouts.vllm import client, protocol
 
     monkeypatch.setattr(client, "BACKOFF_S", 0.01)
@@ -51,9 +51,9 @@ def make(server, files, monkeypatch):
 
     def engines(rule=PLAIN, slots=(8, 4), sampling=None, needs=NEEDS):
         sampling = sampling or Sampling(stop=(STOP,))
-        updates = DirectoryUpdates(files)
+        updates = DirectoryTransfer(files)
         made.append(
-            client.vllm_client(server.address, slots=slots, rule=rule, sampling=sampling, needs=needs, updates=updates)
+            client.vllm_client(server.address, slots=slots, rule=rule, sampling=sampling, needs=needs, transfer=updates)
         )
         return direct(made[-1])
 

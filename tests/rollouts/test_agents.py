@@ -11,7 +11,7 @@ import pytest
 import runs
 from agent_parts import chat, engine_of, finish, post, refusal, rollout_of, submit, user
 
-from scalerl.tasks.agents.harness import Report
+from scalerl.tasks.agents.harness import ProgramEnd
 
 
 def text(engine, tokens):
@@ -56,7 +56,7 @@ def main_and_sub_agent(url, key, row):
         chat(url, key, [user(text)])
     messages.append(user("two"))
     chat(url, key, messages)
-    return Report(row["reward"], rewards=row["rewards"])
+    return ProgramEnd(row["reward"], rewards=row["rewards"])
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_a_program_that_never_calls_has_no_score():
 def test_a_program_that_fails_has_no_score_and_keeps_its_turns():
     def run(url, key, row):
         chat(url, key, [user("one")])
-        return Report(problem="it ended with exit code 1")
+        return ProgramEnd(problem="it ended with exit code 1")
 
     rollout, _ = rollout_of(shout, run)
     assert rollout.outcome.problem == "it ended with exit code 1" and rollout.outcome.turns == 1
@@ -612,7 +612,7 @@ def test_log_probabilities_of_all_sequences_replay():
         messages[1] = {**messages[1], "content": "edited"}
         chat(url, key, messages)
         chat(url, key, [user("another agent")])
-        return Report(1.0)
+        return ProgramEnd(1.0)
 
     made, policy = tokenizer(), Policy(tiny_model("qwen3", vocab_size=len(tokenizer()), max_position_embeddings=512))
     stop = tuple(range(1, 80))

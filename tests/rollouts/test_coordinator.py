@@ -28,7 +28,7 @@ from scalerl.cluster import simulation
 from scalerl.cluster.simulation import Stuck, visit_of
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.rollouts.activation import AtTick, OnArrival
-from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
+from scalerl.rollouts.coordinator import Coordinator, NewVersion, sample_key
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Stopped, Work, generate
 from scalerl.rollouts.schedule import PipelineSchedule
 from scalerl.types import Rollout
@@ -310,7 +310,7 @@ def test_time_spent_at_an_activation_does_not_count_as_generation(monkeypatch):
     coordinator.begin(0, [visit_of(i) for i in range(4)])
     while not coordinator.step():
         pass
-    coordinator.receive(Update(1, True, ()))
+    coordinator.receive(NewVersion(1, True, ()))
     before, calls = coordinator.seconds.busy, []
 
     def evaluate():

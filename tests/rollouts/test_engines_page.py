@@ -9,7 +9,7 @@ from doc_pages import ROOT
 from scripted_worker import visits
 
 from scalerl.rollouts.activation import AtTick
-from scalerl.rollouts.coordinator import Coordinator, Update
+from scalerl.rollouts.coordinator import Coordinator, NewVersion
 from scalerl.rollouts.schedule import PipelineSchedule
 
 
@@ -26,7 +26,7 @@ def train(engines, updates, size=3, k=4):
     while len(batches) < updates:
         for formed in coordinator.step():
             batches.append(formed)
-            coordinator.receive(Update(formed.number + 1, visits=visits(size * (k + 1 + formed.number), size)))
+            coordinator.receive(NewVersion(formed.number + 1, visits=visits(size * (k + 1 + formed.number), size)))
     return batches[:updates]
 
 

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 from runs import wait_for
-from scripted_worker import NumberChannel, Scored, ScriptedSpec, visits, weights
+from scripted_worker import NumberChannel, Scored, ScriptedSpec, evaluated, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import stopped_process
 from scalerl.rollouts import pipeline as module
-from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.pipeline import Interrupted, NoAnswer, Pipeline
 from scalerl.training import complete
 from scalerl.training.complete import run_to_end
@@ -53,7 +53,7 @@ class Run:
         batch = self.pipeline.take(3, now=number)
         self.trained.update(scored.group.visit.index for scored in batch.groups)
         used = (number + 1) % getattr(self.spec.off_policy, "batches", 1) == 0
-        self.pipeline.publish(Update(number + 1, used, self.new(3)), weights)
+        self.pipeline.publish(NewVersion(number + 1, used, self.new(3)), weights)
 
     def stop(self, after_s=0.0):
         self.stopped_at = time.monotonic() + after_s
@@ -119,7 +119,7 @@ def test_an_evaluation_ends_and_the_step_is_saved(policy, stopped, begin, tmp_pa
     run.step(0)
     run.stop(after_s=0.0 if stopped == "before" else 0.3)
     with pytest.raises(Interrupted) as caught:
-        run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2)
+        evaluated(run.pipeline, 1, visits(1000, 4), 2)
     assert caught.type is Interrupted
     state = run.save(1, tmp_path / "state")
     assert state["schedule"]["counts"][0] == 1 and state["sampling_version"] == (1 if policy == POLICIES[0] else 0)
@@ -131,7 +131,7 @@ def test_an_evaluation_ends_whose_sequences_never_finish(begin, tmp_path):
     run.start()
     run.stop(after_s=0.3)
     with pytest.raises(Interrupted) as caught:
-        run.pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+        evaluated(run.pipeline, 0, visits(1000, 4), 2)
     assert caught.type is Interrupted
     assert run.save(0, tmp_path / "state")["sampling_version"] == 0
 
@@ -142,7 +142,7 @@ def test_a_healthy_evaluation_and_snapshot_are_finished_after_a_stop(begin, tmp_
     run.start()
     run.step(0)
     run.stop()
-    groups, _ = run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2)
+    groups, _ = evaluated(run.pipeline, 1, visits(1000, 4), 2)
     assert len(groups) == 4 and not run.pipeline._settled
     run.save(1, tmp_path / "state")
     assert not run.pipeline._settled
@@ -160,7 +160,7 @@ def test_the_snapshot_of_a_version_that_the_engines_do_not_take_is_saved_without
 
 WAITS = {
     "a snapshot": lambda run: run.pipeline.snapshots_done({1}),
-    "an evaluation": lambda run: run.pipeline.evaluate(1, weights, visits(1000, 4), samples=2),
+    "an evaluation": lambda run: evaluated(run.pipeline, 1, visits(1000, 4), 2),
     "seconds of generation": lambda run: run.pipeline.busy_since_mark(),
 }
 
@@ -216,7 +216,7 @@ def test_without_a_stop_a_stopped_generator_is_waited_for_and_may_go_on(begin, m
     pid = run.pipeline._worker.pid
     os.kill(pid, signal.SIGSTOP)
     threading.Timer(0.6, os.kill, (pid, signal.SIGCONT)).start()
-    groups, _ = run.pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+    groups, _ = evaluated(run.pipeline, 0, visits(1000, 4), 2)
     assert len(groups) == 4
 
 
@@ -226,7 +226,7 @@ def test_messages_to_a_stopped_generator_do_not_block_the_trainer_or_the_end(beg
     pid = run.pipeline._worker.pid
     os.kill(pid, signal.SIGSTOP)
     for number in range(20):  # 20 x 1 MB fill every pipe
-        run.pipeline._send("update", Update(number + 1, False, (bytes(1 << 20),)))
+        run.pipeline._send("publish", NewVersion(number + 1, False, (bytes(1 << 20),)))
     run.pipeline.close()
     assert not os.path.exists(f"/proc/{pid}")
 
@@ -252,7 +252,7 @@ def test_a_transfer_into_servers_that_hang_ends_after_a_stop(monkeypatch):
     pipeline = Pipeline(None, channel, Scored, stop_requested=lambda: time.monotonic() > stopped_at)
     began, ended = time.monotonic(), threading.Event()
     with pytest.raises(NoAnswer):
-        pipeline.publish(Update(1), lambda version, channel: ended.wait())
+        pipeline.publish(NewVersion(1), lambda version, channel: ended.wait())
     ended.set()
     assert time.monotonic() - began > 0.7
 
@@ -261,7 +261,7 @@ def test_engines_in_lockstep_never_hang_so_that_a_stop_waits_for_them(begin, tmp
     run = begin(hangs_at=-1, delay_s=0.02)
     run.start()
     run.stop()
-    groups, seconds = run.pipeline.evaluate(0, weights, visits(1000, 4), samples=8)
+    groups, seconds = evaluated(run.pipeline, 0, visits(1000, 4), 8)
     assert len(groups) == 4 and seconds > 0.35 and not run.pipeline._settled  # longer than STOP_PATIENCE_S
 
 

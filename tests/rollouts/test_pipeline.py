@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from scripted_engine import STOP
-from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, visits, weights
+from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, evaluated, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import ProcessDied
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
 from scalerl.rollouts.shared_memory import SharedMemoryChannel
 from scalerl.rollouts.weights import WeightChannel
@@ -32,7 +32,7 @@ def train(spec, updates, delay=lambda: 0.0, shared=False):
             batches.append(pipeline.take(size, now=step))
             time.sleep(delay())
             next_visits = visits(size * (k + 1 + step), size)
-            pipeline.publish(Update(step + 1, used(spec.off_policy, step + 1), next_visits), send)
+            pipeline.publish(NewVersion(step + 1, used(spec.off_policy, step + 1), next_visits), send)
     finally:
         pipeline.close()
     return batches
@@ -211,7 +211,7 @@ def test_every_snapshot_is_taken_even_if_several_versions_become_active_before_o
     try:
         for step in range(16):
             pipeline.take(3, now=step)
-            pipeline.publish(Update(step + 1, used(policy, step + 1), visits(27 + 3 * step, 3)), weights)
+            pipeline.publish(NewVersion(step + 1, used(policy, step + 1), visits(27 + 3 * step, 3)), weights)
             pipeline.snapshot(step + 1, tmp_path / str(step + 1))
             saved += pipeline.snapshots_done()
         saved += pipeline.snapshots_done(wait_for=set(range(1, 13)) - set(saved))
@@ -228,9 +228,9 @@ def test_an_evaluation_does_not_change_training_rollouts():
         batches = []
         for step in range(6):
             batches.append(pipeline.take(3, now=step))
-            pipeline.publish(Update(step + 1, True, visits(9 + 3 * step, 3)), weights)
+            pipeline.publish(NewVersion(step + 1, True, visits(9 + 3 * step, 3)), weights)
             if evaluate:
-                scored, seconds = pipeline.evaluate(step + 1, weights, visits(1000, 4), samples=2)
+                scored, seconds = evaluated(pipeline, step + 1, visits(1000, 4), 2)
                 tokens = {int(t) for g in scored for r in g.group.rollouts for t in r.tokens if t != STOP}
                 assert tokens <= {step + 1} and [g.group.visit.index for g in scored] == [1000, 1001, 1002, 1003]
                 assert all(len(g.group.rollouts) == len(g.scores) == 2 for g in scored) and seconds > 0
@@ -238,25 +238,6 @@ def test_an_evaluation_does_not_change_training_rollouts():
         return content(batches)
 
     assert with_evaluation(True) == with_evaluation(False)
-
-
-def test_an_evaluation_keeps_the_tokens_of_the_wanted_rollouts_only():
-    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2)), NumberChannel(), Scored)
-    try:
-        pipeline.start(weights, 0, visits(0, 9))
-        whole, _ = pipeline.evaluate(0, weights, visits(1000, 40), samples=3)
-        kept = {(0, 0), (7, 2), (39, 1)}
-        reduced, _ = pipeline.evaluate(0, weights, visits(1000, 40), samples=3, kept=kept)
-    finally:
-        pipeline.close()
-    for number, (one, other) in enumerate(zip(whole, reduced, strict=True)):
-        assert one.group.visit == other.group.visit and one.scores == other.scores
-        for sample, (full, own) in enumerate(zip(one.group.rollouts, other.group.rollouts, strict=True)):
-            assert len(full) == len(own) and full.truncated == own.truncated
-            if (number, sample) in kept:
-                assert own.tokens.tolist() == full.tokens.tolist() and own.logps.tolist() == full.logps.tolist()
-            else:
-                assert set(own.tokens.tolist()) == {-1} and own.tokens.strides == (0,)
 
 
 def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation():
@@ -272,7 +253,7 @@ def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation()
         time.sleep(0.05)
         assert pipeline.busy_since_mark() == 0
         assert pipeline.busy_since_mark() == 0  # counts from the call before
-        pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+        evaluated(pipeline, 0, visits(1000, 4), 2)
         time.sleep(0.05)
         assert pipeline.busy_since_mark() == 0
     finally:

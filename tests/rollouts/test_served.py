@@ -14,7 +14,7 @@ from scalerl.config.placement import Placement
 from scalerl.config.recipe import PipelineRL
 from scalerl.rollouts import served
 from scalerl.rollouts.activation import OnArrival
-from scalerl.rollouts.coordinator import Coordinator, Update
+from scalerl.rollouts.coordinator import Coordinator, NewVersion
 from scalerl.rollouts.engine import NO_WEIGHTS, Request, Work
 from scalerl.rollouts.free_running import FreeRunner
 from scalerl.rollouts.interrupt import NEVER, LengthRule
@@ -186,7 +186,7 @@ def test_engines_without_weights_hold_back_no_version_and_keep_only_what_they_wi
         world.restarter._make = lambda: time.sleep(60.0)  # a start that takes long
         world.handles[-1].dead = True
         world.engine.poll()
-    coordinator.receive(Update(1, True, ()))
+    coordinator.receive(NewVersion(1, True, ()))
     while schedule.active < 1:
         assert time.monotonic() < until
         coordinator.step()
@@ -436,7 +436,7 @@ def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound
             wanted = 3 + len(formed.dropped)
             new = tuple(map(visit_of, range(drawn, drawn + wanted)))
             drawn += wanted
-            ready.append((steps + rng.randrange(10), Update(formed.number + 1, True, new)))
+            ready.append((steps + rng.randrange(10), NewVersion(formed.number + 1, True, new)))
         coordinator.fresh.clear()
         coordinator.late.clear()
         while ready and ready[0][0] <= steps:

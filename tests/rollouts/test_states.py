@@ -17,11 +17,12 @@ from scalerl.rollouts.engine import Request
 from scalerl.rollouts.free_running import FreeRunner
 from scalerl.rollouts.served import Restarter
 from scalerl.rollouts.turns import TurnEngine
-from scalerl.tasks.agents.harness import Report
+from scalerl.tasks.agents.harness import ProgramEnd
 from scalerl.tasks.turns import Reply
 from scalerl.training.evaluation import eval_point
+from scalerl.training.evaluator import Snapshot
 from scalerl.training.loop import loss_tokens
-from scalerl.training.metrics import rollout_row
+from scalerl.training.metrics import batch_row
 from scalerl.training.rollout_rows import rollout_row as row_of_file
 from scalerl.types import AGENT, TURNS, Group, Prompt, Score, ScoredGroup, Visit
 
@@ -79,7 +80,7 @@ def agent():
 
     def run(settings, row, base_url, key, own_s, stopped):
         chat(base_url, key, [user("one")])
-        return Report(0.0, problem="out of order") if row["state"] == "failed" else Report(1.0)
+        return ProgramEnd(0.0, problem="out of order") if row["state"] == "failed" else ProgramEnd(1.0)
 
     made = AgentEngine(engine, Endpoints(TokenText(engine.tokenizer, (engine.end,))), run=run)
     return made, {AGENT: settings(), "pass_reward": 1.0}
@@ -111,7 +112,7 @@ def group_of(path):
 def test_every_path_has_the_same_columns_and_trained_tokens(path):
     scored = group_of(path)
     batch = collate([scored])
-    row = rollout_row(batch, batch.rewards_PG, batch.counted_PG.any(dim=1))
+    row = batch_row(batch, batch.rewards_PG, batch.counted_PG.any(dim=1))
     # one of four each; of the three with a reward, the truncated one counts as wrong unless a program scored it after
     assert (row["truncation_rate"], row["interruption_rate"]) == (0.25, 0.25)
     assert batch.counted_PG.tolist() == [[True, True, True, False]]
@@ -119,7 +120,7 @@ def test_every_path_has_the_same_columns_and_trained_tokens(path):
     for truncated, trained in (("exclude", [True, False, True, False]), ("keep", [True, True, True, False])):
         recipe = replace_recipe(truncated)
         assert loss_tokens(batch, recipe, 0).any(dim=1).tolist() == trained
-    point = eval_point([scored], step=1, device_hours=0.0, flops=0.0, tokens=0, eval_s=0.0)
+    point = eval_point([scored], Snapshot(1, 0.0, 0.0, 0), eval_s=0.0)
     assert (point.truncated, point.failed) == (0.25, 0.25)
     text = TokenText(tokenizer(), ())
     states = [row_of_file(text, 1, scored, sample) for sample in range(4)]

@@ -29,7 +29,7 @@ from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import largest_difference
 from scalerl.rollouts.vllm import adapters
-from scalerl.rollouts.vllm.adapters import AdapterChannel, AdapterUpdates
+from scalerl.rollouts.vllm.adapters import AdapterChannel, AdapterTransfer
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.client import vllm_client
 from scalerl.rollouts.vllm.server import ADAPTERS, Server, ServerSpec, command, environment
@@ -84,7 +84,9 @@ def started(request, tmp_path_factory):
 def engine(started):
     server, _, channel, _ = started
     made, _ = direct(
-        vllm_client(server, slots=(8, 4), rule=LONG, sampling=Sampling(), needs=NEEDS, updates=AdapterUpdates(channel))
+        vllm_client(
+            server, slots=(8, 4), rule=LONG, sampling=Sampling(), needs=NEEDS, transfer=AdapterTransfer(channel)
+        )
     )
     made.swap(0)
     yield made
@@ -155,7 +157,7 @@ def fake_engine(server, tmp_path, number=0):
     needs = Needs(vocabulary=12, positions=200, sequences=12, backend=ADAPTERS)
     engine, _ = direct(vllm_client(
         server.address, slots=(8, 4), rule=PLAIN, sampling=Sampling(stop=(STOP,)), needs=needs,
-        updates=AdapterUpdates(channel, number),
+        transfer=AdapterTransfer(channel, number),
     ))  # fmt: skip
     return engine, channel
 
@@ -211,10 +213,10 @@ def test_a_server_without_adapters_is_an_error_before_the_run(tmp_path):
     with FakeVllm() as server, pytest.raises(ConfigError, match="takes no adapters; start it with --enable-lora"):
         server.settings["lora_config"] = None
         layout = WeightLayout.of(adapted("qwen3", torch.float32, 0).adapters())
-        updates = AdapterUpdates(AdapterChannel(tmp_path, layout, LORA))
+        updates = AdapterTransfer(AdapterChannel(tmp_path, layout, LORA))
         needs = Needs(vocabulary=12, positions=200, sequences=12, backend=ADAPTERS)
         vllm_client(
-            server.address, slots=(8, 4), rule=PLAIN, sampling=Sampling(stop=(STOP,)), needs=needs, updates=updates
+            server.address, slots=(8, 4), rule=PLAIN, sampling=Sampling(stop=(STOP,)), needs=needs, transfer=updates
         )
 
 
@@ -222,11 +224,11 @@ def test_what_a_killed_engine_held_is_removed(tmp_path):
     layout = WeightLayout.of(adapted("qwen3", torch.float32, 0).adapters())
     channel = AdapterChannel(tmp_path, layout, LORA)
     channel.send(1, [("a", torch.zeros(1))])
-    first, other = AdapterUpdates(channel, 0), AdapterUpdates(channel, 1)
+    first, other = AdapterTransfer(channel, 0), AdapterTransfer(channel, 1)
     left, kept = first.hold(1), other.hold(1)
     held = {file.name for file in left.iterdir()}
     assert held == {"adapter_config.json", "adapter_model.safetensors"}
-    AdapterUpdates(channel, 0)
+    AdapterTransfer(channel, 0)
     assert not left.exists() and kept.exists()
     with pytest.raises(EngineDied, match="version 2 of the weights was requested"):
         first.hold(2)
@@ -242,7 +244,7 @@ def test_peft_applies_the_files_that_a_server_gets_to_the_base_model(tmp_path):
     policy = adapted("qwen3", torch.float32, 1)
     channel = AdapterChannel(tmp_path, WeightLayout.of(policy.adapters()), LORA)
     channel.send(1, policy.adapters())
-    held = AdapterUpdates(channel).hold(1)
+    held = AdapterTransfer(channel).hold(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft 0.21 uses a deprecated name of transformers 5.23
         theirs = peft.PeftModel.from_pretrained(tiny_model("qwen3", 7, **SIZES), held)

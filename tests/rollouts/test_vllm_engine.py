@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
 
 from scalerl.rollouts.activation import OnArrival
-from scalerl.rollouts.coordinator import Coordinator, Update
-from scalerl.rollouts.directory import DirectoryUpdates
+from scalerl.rollouts.coordinator import Coordinator, NewVersion
+from scalerl.rollouts.directory import DirectoryTransfer
 from scalerl.rollouts.engine import Finished, Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
@@ -191,8 +191,8 @@ HOLD = """
 import pathlib, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from vllm_setup import Files
-from scalerl.rollouts.directory import DirectoryUpdates
-print(DirectoryUpdates(Files(pathlib.Path(sys.argv[3])), int(sys.argv[4])).hold(3))
+from scalerl.rollouts.directory import DirectoryTransfer
+print(DirectoryTransfer(Files(pathlib.Path(sys.argv[3])), int(sys.argv[4])).hold(3))
 """
 
 
@@ -203,7 +203,7 @@ def test_engines_of_one_process_and_of_several_hold_a_version_under_different_na
 
     if not links:
         monkeypatch.setattr("os.link", fail)
-    engines = [DirectoryUpdates(files, number) for number in range(2)]
+    engines = [DirectoryTransfer(files, number) for number in range(2)]
     held = [engine.hold(3) for engine in engines for _ in range(2)]
     here = Path(__file__).parent
     words = [sys.executable, "-c", HOLD, str(here), str(here.parents[1]), str(files.path)]
@@ -218,8 +218,8 @@ def test_engines_of_one_process_and_of_several_hold_a_version_under_different_na
 
 
 def test_the_next_life_of_an_engine_releases_what_a_killed_one_held_and_nothing_else(files):
-    held = {number: DirectoryUpdates(files, number).hold(3) for number in (1, 11)}
-    DirectoryUpdates(files, 1)
+    held = {number: DirectoryTransfer(files, number).hold(3) for number in (1, 11)}
+    DirectoryTransfer(files, 1)
     assert not held[1].exists() and held[11].exists() and files.file(3).exists()
 
 
@@ -289,7 +289,7 @@ def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(
             trained.append(formed)
             version = formed.number + 1
             files.send(version)
-            coordinator.receive(Update(version, visits=visits_from(4 * version + 4, 4)))
+            coordinator.receive(NewVersion(version, visits=visits_from(4 * version + 4, 4)))
     assert evaluated[:5] == [1, 2, 3, 4, 5]  # several may become active in one step
     assert [formed.number for formed in trained][:5] == [0, 1, 2, 3, 4]
     for formed in trained:

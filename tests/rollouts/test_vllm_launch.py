@@ -173,7 +173,7 @@ def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus(tmp_
     page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
     (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
     channel = CHANNELS[channel_name(config)](WeightLayout.of([]), tmp_path, config.placement, None)
-    assert json.loads(backend) == {"backend": channel.updates(0).backend}
+    assert json.loads(backend) == {"backend": channel.transfer(0).backend}
 
 
 def test_servers_that_keep_their_weights_are_started_without_a_transfer_and_need_none(tmp_path):
@@ -182,7 +182,7 @@ def test_servers_that_keep_their_weights_are_started_without_a_transfer_and_need
         server.settings["weight_transfer_config"] = None
         spec = dataclasses.replace(spec_of(server.address, tmp_path), channel=KeptWeights())
         assert "--weight-transfer-config" not in command(
-            _server_spec(spec, Needs(VOCABULARY, 42, 16, spec.channel.updates(0).backend), {}), 1, "n"
+            _server_spec(spec, Needs(VOCABULARY, 42, 16, spec.channel.transfer(0).backend), {}), 1, "n"
         )
         ((engine, _),) = server_engines([spec], print)
         engine.swap(0)

@@ -22,7 +22,7 @@ from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import channel_choice, trains_in_loop
 from scalerl.placement.devices import Host
 from scalerl.rollouts.vllm import nccl
-from scalerl.rollouts.vllm.nccl import NcclChannel, PushedUpdates, ServersClient, address_towards
+from scalerl.rollouts.vllm.nccl import NcclChannel, NcclTransfer, ServersClient, address_towards
 from scalerl.training import resolve
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
@@ -210,7 +210,7 @@ def test_the_engines_see_whether_a_transfer_is_under_way(monkeypatch):
 
 def test_an_engine_waits_for_pushed_weights(make, server):
     engine, _ = make()
-    engine.client._updates = PushedUpdates()
+    engine.client._transfer = NcclTransfer()
     engine.swap(3)
     engine.submit(requests(2))
     assert engine.poll(0.2) == [] and engine.version == -1  # waits until the server has the requested version
@@ -265,7 +265,7 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
     channel.announce(0, server.address)
     engine, _ = direct(vllm_client(
         server, slots=(4, 4), rule=LengthRule(None, NEVER, 60), sampling=Sampling(),
-        needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=channel.updates(0),
+        needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), transfer=channel.transfer(0),
     ))  # fmt: skip
     for version, policy in enumerate(policies):
         channel.send(version, policy.weights())

@@ -11,7 +11,7 @@ from vllm_setup import CPU, PATIENCE, PYTHON, REAL, SIZES, direct, drain, prompt
 
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
-from scalerl.rollouts.directory import DirectoryChannel, DirectoryUpdates
+from scalerl.rollouts.directory import DirectoryChannel, DirectoryTransfer
 from scalerl.rollouts.engine import Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
@@ -65,7 +65,7 @@ def make(started):
     def engines(rule=LONG, sampling=None):
         pair = direct(vllm_client(
             server, slots=(8, 4), rule=rule, sampling=sampling or Sampling(stop=(STOP,)), needs=NEEDS,
-            updates=DirectoryUpdates(channel),
+            transfer=DirectoryTransfer(channel),
         ))  # fmt: skip
         made.append(pair[0])
         pair[0].swap(0)

@@ -8,7 +8,7 @@ import pytest
 from fake_vllm import FakeVllm
 from vllm_setup import Files, direct, drain, wait_for
 
-from scalerl.rollouts.directory import DirectoryUpdates
+from scalerl.rollouts.directory import DirectoryTransfer
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
@@ -41,7 +41,7 @@ def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(t
                 rule=LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=7),
                 sampling=Sampling(stop=(1,)),
                 needs=Needs(vocabulary=48, positions=256, sequences=8, backend="scalerl_directory"),
-                updates=DirectoryUpdates(files),
+                transfer=DirectoryTransfer(files),
             )
         )
         engine.submit([Request((0, 0), (5, 9, 2), 1)])

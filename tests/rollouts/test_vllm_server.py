@@ -376,7 +376,7 @@ def test_a_server_ignores_a_hangup_and_can_be_terminated(tmp_path):
 def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
     from vllm_setup import PLAIN, Files, direct, drain, requests
 
-    from scalerl.rollouts.directory import DirectoryUpdates
+    from scalerl.rollouts.directory import DirectoryTransfer
     from scalerl.rollouts.engine import Sampling
     from scalerl.rollouts.process_engine import EngineDied
     from scalerl.rollouts.vllm.client import vllm_client
@@ -390,7 +390,7 @@ def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
             rule=PLAIN,
             sampling=Sampling(),
             needs=NEEDS,
-            updates=DirectoryUpdates(Files(tmp_path)),
+            transfer=DirectoryTransfer(Files(tmp_path)),
         )
     )
     engine.submit(requests(4))

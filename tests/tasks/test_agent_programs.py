@@ -35,17 +35,17 @@ def python(code, **more):
 
 def test_the_last_json_line_of_the_output_is_the_reward():
     report = python("print('{\"reward\": 0}'); print('{\"reward\": 0.5, \"steps\": 3}'); print('bye')")
-    assert report == harness.Report(0.5, {"steps": 3.0})
+    assert report == harness.ProgramEnd(0.5, {"steps": 3.0})
 
 
 REWARDS = {
-    '{"reward": -2, "won": true}': harness.Report(-2.0, {"won": 1.0}),
-    '[1]\n{"reward": 1}\nnot {json': harness.Report(1.0),
-    '{"reward": 0.25}\n\n  \n': harness.Report(0.25),
-    '{"rewards": [0, 0.25, 0.5], "steps": 3}': harness.Report(0.75, {"steps": 3.0}, "", (0.0, 0.25, 0.5)),
-    '{"rewards": [0.5, true], "reward": 4}': harness.Report(4.0, {}, "", (0.5, 1.0)),
-    '{"rewards": [], "reward": 4}': harness.Report(4.0),
-    '{"rewards": {"chatcmpl-3": 1, "cmpl-1": -0.5}}': harness.Report(0.5, {}, "", {2: 1.0, 0: -0.5}),
+    '{"reward": -2, "won": true}': harness.ProgramEnd(-2.0, {"won": 1.0}),
+    '[1]\n{"reward": 1}\nnot {json': harness.ProgramEnd(1.0),
+    '{"reward": 0.25}\n\n  \n': harness.ProgramEnd(0.25),
+    '{"rewards": [0, 0.25, 0.5], "steps": 3}': harness.ProgramEnd(0.75, {"steps": 3.0}, "", (0.0, 0.25, 0.5)),
+    '{"rewards": [0.5, true], "reward": 4}': harness.ProgramEnd(4.0, {}, "", (0.5, 1.0)),
+    '{"rewards": [], "reward": 4}': harness.ProgramEnd(4.0),
+    '{"rewards": {"chatcmpl-3": 1, "cmpl-1": -0.5}}': harness.ProgramEnd(0.5, {}, "", {2: 1.0, 0: -0.5}),
 }
 
 
@@ -217,9 +217,9 @@ def test_a_function_is_called_in_a_process_of_its_own(user_code):
         """,
     )
     row = {"value": 2, "parent": os.getpid()}
-    assert run(function="my_agent:run", row=row) == harness.Report(2.0, {"own_process": 1.0})
+    assert run(function="my_agent:run", row=row) == harness.ProgramEnd(2.0, {"own_process": 1.0})
     assert run(function="my_agent:wait").reward == 0.75
-    assert run(function="my_agent:each_turn") == harness.Report(0.75, {"mean": 0.5}, "", (0.5, 0.25))
+    assert run(function="my_agent:each_turn") == harness.ProgramEnd(0.75, {"mean": 0.5}, "", (0.5, 0.25))
     assert "KeyError: 'missing'" in run(function="my_agent:broken").problem
     assert "exit code 3" in run(function="my_agent:leaves").problem
     assert "has no function or class 'no'" in run(function="my_agent:no").problem

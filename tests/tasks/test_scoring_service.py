@@ -59,7 +59,7 @@ def test_a_slow_verifier_does_not_idle_the_trainer_while_batches_are_in_flight()
     from scripted_worker import NumberChannel, ScriptedSpec, visits, weights
 
     from scalerl.config.recipe import PipelineRL
-    from scalerl.rollouts.coordinator import Update
+    from scalerl.rollouts.coordinator import NewVersion
     from scalerl.rollouts.pipeline import Pipeline
 
     def verify(prompt, text):
@@ -80,7 +80,7 @@ def test_a_slow_verifier_does_not_idle_the_trainer_while_batches_are_in_flight()
             judged = [(r, s) for g in batch.groups for r, s in zip(g.group.rollouts, g.scores, strict=True)]
             assert len(judged) == 6 and all(score.passed != rollout.truncated for rollout, score in judged)
             time.sleep(0.15)
-            pipeline.publish(Update(step + 1, visits=visits(27 + 3 * step, 3)), weights)
+            pipeline.publish(NewVersion(step + 1, visits=visits(27 + 3 * step, 3)), weights)
     finally:
         pipeline.close()
         service.close()

@@ -15,7 +15,7 @@ from scalerl.learn.advantages import centered
 from scalerl.learn.aggregate import token_weights
 from scalerl.learner.batch import collate
 from scalerl.training.loop import kept_prompts, loss_tokens
-from scalerl.training.metrics import rollout_row, staleness
+from scalerl.training.metrics import batch_row, staleness
 from scalerl.types import Prompt, Rollout, Score
 
 GOOD, BAD, MISSING = Score(1.0, True), Score(-1.0, False), Score.missing("it failed")
@@ -44,7 +44,7 @@ def test_every_sequence_is_a_row_with_its_own_prompt(batch):
     assert batch.rollout_B.tolist() == [0, 1, 0, 2, 3] and batch.prompt_B.tolist() == [0, 0, 0, 1, 1]
     assert batch.shared_B.tolist() == [0, 0, 1, 2, 2] and batch.prompt_length_B.tolist() == [2, 2, 2, 1, 1]
     assert batch.rewards_PG.shape == (2, 2) and batch.completion_tokens_PG.tolist() == [[4, 1], [1, 2]]
-    assert rollout_row(batch, batch.rewards_PG, torch.tensor([True, True]))["completion_tokens_max"] == 4
+    assert batch_row(batch, batch.rewards_PG, torch.tensor([True, True]))["completion_tokens_max"] == 4
 
 
 def test_loss_and_filter_go_by_rollouts(batch):

@@ -13,10 +13,10 @@ from scalerl.config.recipe import SCALERL, OutcomeCredit, PipelineRL, PpoOffPoli
 from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import advantages
 from scalerl.learn.aggregate import AGGREGATIONS, token_weights
-from scalerl.learner.batch import TrainBatch, UpdateSettings, collate
+from scalerl.learner.batch import StepSettings, TrainBatch, collate
 from scalerl.training.credit import credited
-from scalerl.training.loop import check_hope, kept_prompts, loss_tokens
-from scalerl.training.metrics import rollout_row, staleness, why_untrained
+from scalerl.training.loop import check_hope, check_versions, kept_prompts, loss_tokens
+from scalerl.training.metrics import batch_row, staleness, why_untrained
 from scalerl.training.progress import Progress
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
@@ -53,10 +53,10 @@ def test_the_staleness_of_sampled_tokens_is_measured_and_bounded_unless_old_ones
     assert ages == {"staleness_mean": 2.5, "staleness_max": 4.0, "stale_share": 0.0}
     assert staleness(batch, 7, PipelineRL(max_lag=3, stale="mask"))["stale_share"] == 0.5
     for policy in (PipelineRL(max_lag=3), PipelineRL(max_lag=3, stale="drop"), PpoOffPolicy(batches=4)):
-        with pytest.raises(AssertionError, match="0 to 4 updates old; the bound is 3"):
-            staleness(batch, 7, policy)
-    with pytest.raises(AssertionError, match="-1 to 3 updates old"):  # weights that do not exist yet
-        staleness(batch, 6, PipelineRL(max_lag=8, stale="mask"))
+        with pytest.raises(AssertionError, match="version 3 at update 7; the bound is 3"):
+            check_versions(batch, policy, 7)
+    with pytest.raises(AssertionError, match="version 7 at update 6"):  # weights that do not exist yet
+        check_versions(batch, PipelineRL(max_lag=8, stale="mask"), 6)
 
 
 def test_the_batch_of_an_update_is_the_example_of_its_documentation():
@@ -69,8 +69,8 @@ def test_the_batch_of_an_update_is_the_example_of_its_documentation():
     keep_P = kept_prompts(as_one_turn(rollouts), usable_BT, SCALERL)
     trained_BT = usable_BT & keep_P[rollouts.prompt_B][:, None]
     weights_BT = token_weights(SCALERL.aggregation, trained_BT, rollouts.prompt_B)
-    advantages_B = advantages(SCALERL.advantage, rollouts.rewards_PG, rollouts.counted_PG).view(-1)
-    batch = TrainBatch(rollouts, advantages_B, trained_BT, weights_BT, UpdateSettings(version=4))
+    advantages_B = advantages(SCALERL.advantage, rollouts.rewards_PG[:, None], rollouts.counted_PG[:, None]).view(-1)
+    batch = TrainBatch(rollouts, advantages_B, trained_BT, weights_BT, StepSettings(version=4))
     assert batch.advantages_B.tolist() == pytest.approx([1.0, -1.0, -1.0, 1.0], abs=1e-5)
     assert batch.trained_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
     torch.testing.assert_close(batch.weights_BT, batch.trained_BT / 6)
@@ -194,9 +194,9 @@ def test_a_rollout_without_a_reward_is_in_no_sum_and_no_denominator(truncated):
     assert AGGREGATIONS["prompt"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 2 / 4)
     assert AGGREGATIONS["sample"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 5 / 2)
     assert AGGREGATIONS["token"](trained, lost.prompt_B)[0, 1].item() == pytest.approx(1 / 10)
-    row = rollout_row(lost, lost.rewards_PG, keep)
+    row = batch_row(lost, lost.rewards_PG, keep)
     assert row["pass_rate"] == pytest.approx(2 / 5) and row["reward"] == pytest.approx(-1 / 5)
-    assert rollout_row(whole, whole.rewards_PG, keep)["pass_rate"] == pytest.approx(2 / 6)
+    assert batch_row(whole, whole.rewards_PG, keep)["pass_rate"] == pytest.approx(2 / 6)
 
 
 def test_a_prompt_with_one_reward_left_is_dropped():

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from texts import rollout
 
 from scalerl.config import LAB
+from scalerl.models.text import TokenText
+from scalerl.rollouts.replay import Difference
 from scalerl.scaling import Curve, fit
 from scalerl.scaling.noise import relative_noise
-from scalerl.training.evaluation import by_task, eval_point, mean_at_k
-from scalerl.training.evaluator import held_out_visits
+from scalerl.training.evaluation import Points, eval_point, mean_at_k
+from scalerl.training.evaluator import HeldOut, Snapshot, held_out_visits
 from scalerl.training.run_dir import RunDirectory
+from scalerl.training.warm_start import make_tokenizer
 from scalerl.types import EvalPoint, Group, Outcome, Prompt, Score, ScoredGroup
 from scalerl.view.outlook import curve_of
 from scalerl.view.run import FollowedRun
@@ -72,13 +75,13 @@ def test_a_point_counts_passes_truncations_and_tokens():
         ScoredGroup(Group(visit, tuple(rollout([4, 5], truncated=cut) for cut in (False, True)), 0), scores)
         for visit in held_out_visits(prompts)
     ]
-    point = eval_point(groups, step=5, device_hours=0.1, flops=2.0, tokens=3, eval_s=0.5)
+    point = eval_point(groups, Snapshot(5, device_hours=0.1, flops=2.0, tokens=3), eval_s=0.5)
     assert (point.pass_rate, point.truncated, point.mean_tokens) == (0.5, 0.5, 2.0)
     assert (point.prompts, point.samples_per_prompt, point.step, point.task) == (2, 2, 5, "t")
     assert "turns" not in point.to_dict() and EvalPoint.of(point.to_dict()) == point
     # one of the four samples has no reward
     lost = [replace(groups[0], scores=(Score.missing("x"), scores[0])), replace(groups[1], scores=(scores[1],) * 2)]
-    point = eval_point(lost, step=5, device_hours=0.1, flops=2.0, tokens=3, eval_s=0.5)
+    point = eval_point(lost, Snapshot(5, device_hours=0.1, flops=2.0, tokens=3), eval_s=0.5)
     assert (point.pass_rate, point.failed, point.samples_per_prompt) == (1 / 3, 0.25, 2)
 
 
@@ -87,27 +90,29 @@ def test_a_point_of_an_environment_has_turns_calls_and_the_time_of_replies():
     ends = [Outcome(3, "environment", 1.0, "", {}, calls=2, waited_s=0.5), Outcome(1, "tokens", 0.0, "", {})]
     group = Group(visit, tuple(replace(rollout([4, 5]), outcome=end) for end in ends), 0)
     scored = ScoredGroup(group, (Score(1.0, True), Score(-1.0, False)))
-    point = eval_point([scored], step=5, device_hours=0.1, flops=2.0, tokens=3, eval_s=0.5)
+    point = eval_point([scored], Snapshot(5, device_hours=0.1, flops=2.0, tokens=3), eval_s=0.5)
     row = point.to_dict()
     assert (row["turns"], row["tool_calls"], row["reply_wait_s"]) == (2.0, 1.0, 0.25) and EvalPoint.of(row) == point
 
 
-def test_groups_and_scores_are_split_by_task():
-    tasks = ["b", "a", "b"]
-    prompts = [Prompt(f"{i:016x}", "q", (1,), "a", task, {}) for i, task in enumerate(tasks)]
-    groups = [
-        ScoredGroup(
-            Group(visit, (rollout([4, 5]), rollout([4, 5])), 0), (Score(2.0 * i, True), Score(2.0 * i + 1, True))
-        )
-        for i, visit in enumerate(held_out_visits(prompts))
+def test_points_are_split_by_task_and_only_saved_and_replayed_rollouts_keep_their_tokens():
+    prompts = [Prompt(f"{i:016x}", "q", (1, i), "a", task, {}) for i, task in enumerate(["b", "a", "b"])]
+    visits, text = held_out_visits(prompts), TokenText(make_tokenizer())
+    tally = Points(HeldOut(visits, (2, 2, 2), replayed=(0, 2), kept=frozenset({(0, 0), (1, 0), (2, 0)}), saved=1), text)
+    for index in (2, 0, 1):  # in any order
+        scores = (Score(1.0, True), Score(1.0, index == 2))
+        tally.add(index, ScoredGroup(Group(visits[index], (rollout([4, index]), rollout([5, 6, 7])), 0), scores))
+    assert [(prompt, one.tokens.tolist()) for prompt, one in tally.replayed()] == [((1, 0), [4, 0]), ((1, 2), [4, 2])]
+    assert set(tally._groups[1].group.rollouts[1].tokens.tolist()) == {-1}
+    found = tally.evaluated(Snapshot(5, 0.1, 2.0, 3), 0.5, Difference(2, 4, 0.2, 0.1, (np.array([0.1, -0.2]), None)))
+    assert [(one.task, one.pass_rate, one.prompts, one.mean_tokens) for one in found.points] == [
+        ("a", 0.5, 1, 2.5),
+        ("b", 0.75, 2, 2.5),
     ]
-    first, second = by_task(groups)
-    assert [g.group.visit.index for g in first] == [1] and rewards(first) == [2, 3]
-    assert [g.group.visit.index for g in second] == [0, 2] and rewards(second) == [0, 1, 4, 5]
-
-
-def rewards(groups):
-    return [score.reward for scored in groups for score in scored.scores]
+    assert [(row["task"], row["prompt_id"][-1], row["log_ratio_min"]) for row in found.rows] == [
+        ("a", "1", None),
+        ("b", "0", -0.2),
+    ]
 
 
 def test_a_curve_of_one_prompt_has_no_standard_errors_in_its_file_its_fit_and_its_page(tmp_path):
@@ -117,7 +122,7 @@ def test_a_curve_of_one_prompt_has_no_standard_errors_in_its_file_its_fit_and_it
     for step in range(8):
         scores = tuple(Score(1.0, number < 10 + step) for number in range(20))
         group = ScoredGroup(Group(held_out_visits([prompt])[0], (rollout([4]),) * 20, 0), scores)
-        run.add_points([eval_point([group], step=step, device_hours=step, flops=1.0 + step, tokens=3, eval_s=0.5)])
+        run.add_points([eval_point([group], Snapshot(step, step, flops=1.0 + step, tokens=3), eval_s=0.5)])
     rows = [json.loads(line) for line in (run.path / "points.jsonl").read_text().splitlines()]
     assert [row["stderr"] for row in rows] == [None] * 8 and rows[1]["pass_rate"] == 0.55
     assert all(math.isnan(point.stderr) for point in run.points())

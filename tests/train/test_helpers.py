@@ -14,7 +14,7 @@ from test_learner import batch, make
 from scalerl.config.base import replace as replaced
 from scalerl.config.placement import Hardware
 from scalerl.learner.base import BadGradient
-from scalerl.learner.batch import UpdateSettings
+from scalerl.learner.batch import StepSettings
 from scalerl.learner.cpu import AHEAD, Helpers, helpers_of
 from scalerl.training.run import waited
 from scalerl.types import GeneratorStats
@@ -127,7 +127,7 @@ def test_helpers_are_used_if_generators_have_waited():
 
     assert waited(at(10.0, 1.0), at(20.0, 1.3)) and not waited(at(10.0, 1.0), at(20.0, 1.1))
     assert not waited(at(10.0, 1.0), at(10.0, 1.0))  # the first batch
-    given, threads = replace(batch(rows=12), settings=UpdateSettings(idle_cores=False)), set()
+    given, threads = replace(batch(rows=12), settings=StepSettings(idle_cores=False)), set()
     learner = make(micro_batch_tokens=1, helpers=1)
     original = learner._gradients
 
@@ -141,5 +141,5 @@ def test_helpers_are_used_if_generators_have_waited():
     learner.step(given)
     assert threads == {threading.main_thread()}
     idle_cores = True
-    learner.step(replace(given, settings=UpdateSettings(idle_cores=True)))
+    learner.step(replace(given, settings=StepSettings(idle_cores=True)))
     learner.close()

@@ -25,7 +25,7 @@ from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.learner.base import BadGradient
-from scalerl.learner.batch import UpdateSettings
+from scalerl.learner.batch import StepSettings
 from scalerl.learner.checkpoint import load_state
 from scalerl.learner.experts import experts_of
 from scalerl.learner.fsdp import balanced_split
@@ -218,7 +218,7 @@ def test_ranks_hold_their_part_of_the_reference_of_the_kl_term(benches, model):
 def test_ranks_reject_the_rollouts_that_one_process_rejects_and_report_the_same_metrics(benches):
     given = batch()  # an untrained model: log-probabilities near -log 48
     behavior = -3.87 + 0.8 * torch.randn(given.rollouts.tokens_BT.shape, generator=torch.Generator().manual_seed(1))
-    given = change(given, behavior_BT=behavior * given.trained_BT, settings=UpdateSettings(version=1))
+    given = change(given, behavior_BT=behavior * given.trained_BT, settings=StepSettings(version=1))
     given = change(given, context_BT=torch.arange(12).expand(7, 12) % 2)
     config = replace(CONFIG, recipe=replace(CONFIG.recipe, mismatch=SequenceMask(keep=(0.3, 3.0))))
     group, single = benches.group(2, config=config), benches.single(config=config)

@@ -21,8 +21,8 @@ from scalerl.learner.checkpoint import CheckpointStore, load_plain, save_state
 from scalerl.rollouts.pipeline import Interrupted
 from scalerl.rollouts.replay import ReplayMismatch
 from scalerl.tasks.user_rewards import RewardError
-from scalerl.training import evaluation
-from scalerl.training.evaluation import evaluate_if_due
+from scalerl.training import due
+from scalerl.training.due import evaluate_if_due
 from scalerl.training.evaluator import EVALUATED_WEIGHTS, Evaluated, Evaluator, EvaluatorDied, HeldOut, Snapshot
 from scalerl.training.progress import TrainingFailed
 from scalerl.types import EvalPoint, Prompt
@@ -265,7 +265,7 @@ class Late:
         if self._left >= 0 and not wait_s:
             return None
         snapshot, self.under_way = self.under_way, None
-        return Evaluated([point(snapshot)], [{"step": snapshot.step}], [f"note {snapshot.step}"])
+        return Evaluated([point(snapshot)], [{"step": snapshot.step}], (f"note {snapshot.step}",))
 
 
 def point(snapshot):
@@ -334,7 +334,7 @@ def test_a_condition_ends_the_run_at_the_same_step_however_late_results_come(aft
     def holds(conditions, points, config):
         return (conditions[0], "it fell") if any(one.step == 4 for one in points) else None
 
-    monkeypatch.setattr(evaluation, "first_to_stop", holds)
+    monkeypatch.setattr(due, "first_to_stop", holds)
     run = Trained(after, conditions=("falling",)).train()
     # the point of step 4 is judged when step 6 is evaluated, which is the last evaluation
     assert run.progress.step == 6 and run.progress.stopped_by == "falling"

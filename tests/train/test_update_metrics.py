@@ -11,7 +11,7 @@ from tiny_models import tiny_model
 
 from scalerl.config.mismatch import TokenMask
 from scalerl.config.recipe import Dapo, Recipe
-from scalerl.learner.batch import UpdateSettings
+from scalerl.learner.batch import StepSettings
 from scalerl.learner.metrics import NAMES, TokenMeter, TokenSums, packed, unpacked
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
@@ -113,7 +113,7 @@ def test_parts_are_added_except_for_extremes_and_none_gives_zeros():
 def test_every_metric_of_an_update_is_that_of_the_transformers_forward_in_float64(budget):
     batch, log_ratio_BT = uneven()
     stale_BT = (torch.arange(14) % 3 == 0).expand(5, 14)
-    batch = change(batch, context_BT=(~stale_BT).int(), settings=UpdateSettings(version=1))
+    batch = change(batch, context_BT=(~stale_BT).int(), settings=StepSettings(version=1))
     recipe = Recipe(loss=Dapo(clip_low=0.2, clip_high=0.3), mismatch=TokenMask(keep=(0.4, 3.5)))
     stats = SingleLearner(Policy(tiny_model("qwen3")), recipe, micro_batch_tokens=budget).step(batch).to_dict()
 

@@ -60,7 +60,7 @@ class TurnSequence:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class TurnEnd:
     """The end of a turn in a sequence."""
 
     sequence: TurnSequence
@@ -85,7 +85,7 @@ class Plan:
     """The tokens of a request, and the turn that they continue."""
 
     tokens: tuple[int, ...]
-    base: Place | None
+    base: TurnEnd | None
     before: int
     """Tokens up to the base; the others are new."""
     key: str
@@ -106,9 +106,9 @@ class Conversations:
         """
         self.settings, self._text, self._tokenizer = settings, text, text.tokenizer
         self._chat = bool(self._tokenizer.chat_template) and settings["chat_template"] != "never"
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, TurnEnd] = {}
         """Turns by the digest of the messages up to them."""
-        self._completed: list[Place] = []
+        self._completed: list[TurnEnd] = []
         """Turns of completions."""
         self._openings: set[str] = set()
         """Digests of the messages before the first turn of a conversation."""
@@ -231,7 +231,7 @@ class Conversations:
             sequence.between.append(np.asarray(plan.tokens[plan.before :], np.int32))
         sequence.turns.append(sampled)
         sequence.numbers.append(self.turns)
-        place = Place(sequence, len(sequence.turns), plan.key + text if request.text else "")
+        place = TurnEnd(sequence, len(sequence.turns), plan.key + text if request.text else "")
         if request.text:
             self._completed.append(place)
         else:

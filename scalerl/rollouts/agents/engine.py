@@ -25,10 +25,10 @@ from scalerl.rollouts.agents.conversations import Conversations
 from scalerl.rollouts.agents.endpoint import Endpoint, Session
 from scalerl.rollouts.engine import Engine, EngineWrapper, Finished, Occupancy, Request
 from scalerl.tasks.agents import harness
-from scalerl.tasks.agents.harness import Report
+from scalerl.tasks.agents.harness import ProgramEnd
 from scalerl.types import AGENT, Outcome, Prompt, Rollout
 
-Run = Callable[..., Report]
+RunProgram = Callable[..., ProgramEnd]
 """Runs a program (`tasks.agents.harness.run`)."""
 
 Event = Callable[[], None]
@@ -47,7 +47,7 @@ class Job:
     turns: int = 0
     """Turns that were asked for; each has a random stream."""
     dropped: bool = False
-    report: Report | None = None
+    report: ProgramEnd | None = None
 
 
 class Endpoints:
@@ -77,7 +77,7 @@ class AgentEngine(EngineWrapper):
 
     deterministic = False
 
-    def __init__(self, inner: Engine, endpoints: Endpoints, share: int = 1, run: Run = harness.run) -> None:
+    def __init__(self, inner: Engine, endpoints: Endpoints, share: int = 1, run: RunProgram = harness.run) -> None:
         """Wrap an engine.
 
         Args:
@@ -185,7 +185,7 @@ class AgentEngine(EngineWrapper):
             threading.Thread(target=self._follow, args=(job, endpoint), name="agent", daemon=True).start()
 
     def _follow(self, job: Job, endpoint: Endpoint) -> None:
-        """Run the program of a rollout.
+        """RunProgram the program of a rollout.
 
         Consumes: a rollout. Produces: its end. Waits for: the program. Unblocked by: its end, or its time limit.
         """
@@ -193,7 +193,7 @@ class AgentEngine(EngineWrapper):
         try:
             report = self._run(session.settings, row, endpoint.base_url, job.key, session.own_s, lambda: job.dropped)
         except Exception as error:  # a thread that dies would leave its rollout open for ever
-            report = Report(problem=encodable(f"the program of the agent: {type(error).__name__}: {error}"))
+            report = ProgramEnd(problem=encodable(f"the program of the agent: {type(error).__name__}: {error}"))
         endpoint.end(job.key)
         job.report = report
         self._events.put(partial(self._ended, job, endpoint))
@@ -239,7 +239,7 @@ class AgentEngine(EngineWrapper):
         self._start()
 
 
-def rollout_of(prompt: Prompt, session: Session, report: Report, late: int, version: int) -> Rollout:
+def rollout_of(prompt: Prompt, session: Session, report: ProgramEnd, late: int, version: int) -> Rollout:
     """Return a rollout with all sequences of its conversations.
 
     Args:

@@ -5,7 +5,7 @@ The servers hold the model as it was before training; only A and B travel, which
 values and continue with the new one, as with merged weights. Entries of the prefix cache are found only by requests of
 the same version (`salt` in client.py).
 
-Both ends are here: `AdapterChannel` is the learner's, `AdapterUpdates` that of a server's client. What runs inside the
+Both ends are here: `AdapterChannel` is the learner's, `AdapterTransfer` that of a server's client. What runs inside the
 server is inside/scalerl_adapters.py. Written from the source of vLLM 0.32 and 0.33 (`vllm/lora/`).
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.core.errors import outcome
-from scalerl.rollouts.directory import DirectoryChannel, DirectoryUpdates
+from scalerl.rollouts.directory import DirectoryChannel, DirectoryTransfer
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.checks import output_of
 from scalerl.rollouts.vllm.protocol import (
@@ -33,7 +33,7 @@ from scalerl.rollouts.vllm.protocol import (
     version_of,
 )
 from scalerl.rollouts.vllm.server import ADAPTERS
-from scalerl.rollouts.weights import Call, Updates
+from scalerl.rollouts.weights import Call, WeightTransfer
 
 if TYPE_CHECKING:  # the import loads torch, which a client of a server does not need
     from scalerl.config.model import Lora
@@ -82,12 +82,12 @@ class AdapterChannel(DirectoryChannel):
         most = ("--max-loras", "1", "--max-lora-rank", str(rank))
         return ("--enable-lora", *most, "--lora-target-modules", *self._ends)
 
-    def updates(self, engine: int) -> Updates:
+    def transfer(self, engine: int) -> WeightTransfer:
         """Return the client that lets a server load adapters of this directory."""
-        return AdapterUpdates(self, engine)
+        return AdapterTransfer(self, engine)
 
 
-class AdapterUpdates(DirectoryUpdates):
+class AdapterTransfer(DirectoryTransfer):
     """The server loads an adapter that the learner wrote, through a shared file system."""
 
     backend, adapter = ADAPTERS, NAME
@@ -117,13 +117,13 @@ class AdapterUpdates(DirectoryUpdates):
         (directory / "adapter_config.json").write_text(json.dumps(self._settings), encoding="utf-8")
         return directory
 
-    def release(self, held: Path) -> None:
+    def release(self, stored: Path) -> None:
         """Remove the directory."""
-        shutil.rmtree(held, ignore_errors=True)
+        shutil.rmtree(stored, ignore_errors=True)
 
-    async def apply(self, call: Call, version: int, held: Path) -> None:
+    async def apply(self, call: Call, version: int, stored: Path) -> None:
         """Pause the server, replace its adapter, label it, check the version that it reports, and resume it."""
-        path = str(held.resolve())
+        path = str(stored.resolve())
         await call("POST", PAUSE)
         if not self._loaded:  # makes the name known, once for each start of a server, which may have had other clients
             if NAME not in {model.get("id") for model in (await call("GET", MODELS))["data"]}:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.core.addresses import is_loopback
-from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.errors import ConfigError
 from scalerl.core.limits import PYTHON_ANSWER_S, SERVER_PROBE_S
 from scalerl.placement.devices import driver_advice
 from scalerl.rollouts.engine import RoutingShape
@@ -139,7 +139,9 @@ def server_problems(python: str, version: str, driver: str) -> list[str]:
         driver: Version of the NVIDIA driver; empty: none, and the server computes on the CPU.
     """
     problems = []
-    if error := outcome(lambda: check_version(python, version)).exception():
+    try:
+        check_version(python, version)
+    except ConfigError as error:
         problems.append(str(error))
     if advice := driver_advice(installed_cuda(python) or "0", driver) if driver else "":
         problems.append(f"{python}: {advice}")

@@ -37,7 +37,7 @@ from scalerl.rollouts.vllm.protocol import (
 )
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.server import Server
-from scalerl.rollouts.weights import Updates
+from scalerl.rollouts.weights import WeightTransfer
 
 RETRIES = 5
 """Retries of a sequence without a token in between, or of a request, before the engine counts as dead."""
@@ -92,7 +92,7 @@ class VllmClient(EngineHandle):
         lanes: Sequence[Lane],
         rule: LengthRule,
         sampling: Sampling,
-        updates: Updates,
+        transfer: WeightTransfer,
         needs: Needs,
         obituary: Callable[[], str | None] = lambda: None,
         at_stop: ExitStack | None = None,
@@ -104,13 +104,13 @@ class VllmClient(EngineHandle):
             lanes: The shares of the engines, by their numbers.
             rule: Length limits of completions.
             sampling: Temperature, nucleus, stop tokens.
-            updates: Method by which the server gets weights.
+            transfer: Method by which the server gets weights.
             needs: Requirements that the server meets.
             obituary: Function that returns how the server process ended, or None if it is not known to have ended.
             at_stop: What `stop` ends after the connection, such as the server; the client takes it over.
         """
         self.address, self.lanes, self._rule, self._sampling = address, lanes, rule, sampling
-        self._updates, self._routing, self._obituary = updates, needs.routing, obituary
+        self._transfer, self._routing, self._obituary = transfer, needs.routing, obituary
         self.version, self.retried = -1, 0
         """Version in use, -1 before the first swap; number of retries. Any thread may read them."""
         self.notes: list[str] = []
@@ -153,7 +153,7 @@ class VllmClient(EngineHandle):
             case Cancel(number, ids):
                 self._soon(self._cancel, self.lanes[number], ids)
             case Swap(version):
-                self._soon(self._complete, version, self._updates.hold(version))
+                self._soon(self._queue_swap, version, self._transfer.hold(version))
 
     def report(self, wait_s: float) -> Report:
         """Return the results since the last report; wait up to `wait_s` for a finished sequence or a swap.
@@ -282,7 +282,7 @@ class VllmClient(EngineHandle):
         body = generate_body(
             sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
             # within a frozen round a version may be used again; its earlier prefix cache must not be
-            salt=f"{self._epoch}.{version}", experts=sequence.routing is not None, adapter=self._updates.adapter,
+            salt=f"{self._epoch}.{version}", experts=sequence.routing is not None, adapter=self._transfer.adapter,
         )  # fmt: skip
         self._prefilling.add(sequence)
         try:
@@ -323,8 +323,8 @@ class VllmClient(EngineHandle):
 
     # ------------------------------------------------------------------------------------------------------ weights
 
-    def _complete(self, version: int, held: Any) -> None:
-        self._asked_for.append((version, held))
+    def _queue_swap(self, version: int, stored: Any) -> None:
+        self._asked_for.append((version, stored))
         if self._death is not None:
             self._release_all()
         elif self._gate.is_set():
@@ -333,24 +333,24 @@ class VllmClient(EngineHandle):
 
     async def _swap(self) -> None:
         while self._asked_for:
-            version, held = self._asked_for.pop()
+            version, stored = self._asked_for.pop()
             self._release_all()  # older versions
             try:
                 start = time.monotonic()
                 while self._prefilling and time.monotonic() < start + SERVER_PREFILL_S:
                     await asyncio.sleep(0.002)
-                await self._updates.apply(self._call, version, held)
+                await self._transfer.apply(self._call, version, stored)
                 self._epoch += 1
                 self.version = version
                 self._done.put(None)
             finally:
-                await asyncio.to_thread(self._updates.release, held)  # a busy disk must not hold up the streams
+                await asyncio.to_thread(self._transfer.release, stored)  # a busy disk must not hold up the streams
         self._gate.set()
 
     def _release_all(self) -> None:
         """Release the versions that the server will not load."""
-        for _, held in self._asked_for:
-            self._updates.release(held)
+        for _, stored in self._asked_for:
+            self._transfer.release(stored)
         self._asked_for.clear()
 
     async def _call(self, method: str, path: str, body: Any = None, *, again: bool = True) -> Any:
@@ -423,7 +423,7 @@ def vllm_client(
     rule: LengthRule,
     sampling: Sampling,
     needs: Needs,
-    updates: Updates,
+    transfer: WeightTransfer,
     sizes: ModelSizes | None = None,
     at_stop: ExitStack | None = None,
 ) -> VllmClient:
@@ -435,7 +435,7 @@ def vllm_client(
         rule: Length limits of completions.
         sampling: Temperature and stop tokens.
         needs: Requirements on the server.
-        updates: Method by which the server gets weights; `updates` of the weight channel.
+        transfer: Method by which the server gets weights; `transfer` of the weight channel.
         sizes: Sizes that the FLOPs are computed from; None: they are not counted.
         at_stop: What ends with the client, after its connection.
 
@@ -447,6 +447,6 @@ def vllm_client(
     notes = check_server(address, needs)
     lanes = [Lane(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
     obituary = server.obituary if isinstance(server, Server) else lambda: None
-    client = VllmClient(address, lanes, rule, sampling, updates, needs, obituary, at_stop)
+    client = VllmClient(address, lanes, rule, sampling, transfer, needs, obituary, at_stop)
     client.notes = notes
     return client

@@ -51,12 +51,12 @@ def server_handle(
     """
     generator = spec.generator
     recipe, placement, sizes = generator.recipe, generator.placement, generator.sizes
-    updates = spec.channel.updates(spec.number)
+    transfer = spec.channel.transfer(spec.number)
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and generator.hardware.dtype != "float32"
     routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if recipe.routing_replay == "on" else None
     nucleus = recipe.top_p < 1
-    needs = Needs(generator.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head, routing, nucleus)
+    needs = Needs(generator.vocabulary, positions, 2 * spec.slots, transfer.backend, fp32_head, routing, nucleus)
     with ExitStack() as at_stop:
         if placement.servers:
             server: Server | str = placement.servers[spec.number]
@@ -73,7 +73,7 @@ def server_handle(
             rule=generator.rule,
             sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
             needs=needs,
-            updates=updates,
+            transfer=transfer,
             sizes=sizes,
             at_stop=at_stop,
         )

@@ -1,7 +1,7 @@
 """Weights over NCCL, directly from the learner's GPU to those of vLLM servers, with vLLM's transfer classes.
 
 The process of trainer rank 0 drives each server's update over HTTP, broadcasts the tensors, and names the version. An
-engine only waits until its server reports the version (`PushedUpdates`). vLLM must also be installed in the trainer's
+engine only waits until its server reports the version (`NcclTransfer`). vLLM must also be installed in the trainer's
 environment. Written from the source of vLLM 0.32 and 0.33 (`vllm/distributed/weight_transfer/`). The tests run its code
 of both sides with gloo in the place of NCCL (tests/rollouts/gloo_vllm.py). Not tested on two GPUs.
 """
@@ -44,7 +44,7 @@ from scalerl.rollouts.vllm.protocol import (
     WORLD_SIZE,
     version_of,
 )
-from scalerl.rollouts.weights import Call, Updates, WeightChannel
+from scalerl.rollouts.weights import Call, WeightChannel, WeightTransfer
 
 BUFFER = 1 << 28
 """Bytes of one broadcast; both sides hold two of them, and a larger tensor. vLLM's default of 1 GB would need memory
@@ -216,9 +216,9 @@ class NcclChannel(WeightChannel):
     def drop(self, version: int) -> None:
         """Do nothing: a server holds one version."""
 
-    def updates(self, engine: int) -> Updates:
+    def transfer(self, engine: int) -> WeightTransfer:
         """Return the client that waits until its server has a version."""
-        return PushedUpdates()
+        return NcclTransfer()
 
     def close(self) -> None:
         """Leave the transfer group."""
@@ -227,7 +227,7 @@ class NcclChannel(WeightChannel):
             self._sender = None
 
 
-class PushedUpdates(Updates):
+class NcclTransfer(WeightTransfer):
     """The learner's process sends the weights; the engine's client only waits for them."""
 
     backend = "nccl"
@@ -235,10 +235,10 @@ class PushedUpdates(Updates):
     def hold(self, version: int) -> None:
         """Do nothing: the weights are in the server or on the way."""
 
-    def release(self, held: None) -> None:
+    def release(self, stored: None) -> None:
         """Do nothing."""
 
-    async def apply(self, call: Call, version: int, held: None) -> None:
+    async def apply(self, call: Call, version: int, stored: None) -> None:
         """Poll the server until it has the version; the restarter replaces an engine that waits too long."""
         while version_of((await call("GET", WEIGHT_INFO))["weight_version"]) < version:
             await asyncio.sleep(0.05)

@@ -56,10 +56,10 @@ ID = re.compile(r"(?:chat)?cmpl-([1-9][0-9]{0,8})")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProgramEnd:
     """How a program ended.
 
-    Example: Report(reward=1.0, metrics={"steps": 3.0})
+    Example: ProgramEnd(reward=1.0, metrics={"steps": 3.0})
     """
 
     reward: float = 0.0
@@ -78,7 +78,7 @@ def run(
     key: str,
     own_s: Callable[[], float],
     stopped: Callable[[], bool],
-) -> Report:
+) -> ProgramEnd:
     """Run the program of an agent until it ends; return its report.
 
     Args:
@@ -106,10 +106,10 @@ def run(
     late = _follow(process, len(text).to_bytes(8, "little") + text, tails, settings["rollout_s"], own_s, stopped)
     output, complaint = (part.decode("utf-8", "replace").replace(key, "KEY") for part in tails.values())
     if late:
-        return Report(problem=f"{name} took longer than data.rollout_s = {settings['rollout_s']:g} s")
+        return ProgramEnd(problem=f"{name} took longer than data.rollout_s = {settings['rollout_s']:g} s")
     if process.returncode:
         said = " ".join((complaint or output)[-500:].split())
-        return Report(problem=encodable(f"{name} ended with exit code {process.returncode}: {said}"))
+        return ProgramEnd(problem=encodable(f"{name} ended with exit code {process.returncode}: {said}"))
     return read_report(output, name)
 
 
@@ -290,7 +290,7 @@ def _write(pipe: int, text: bytes) -> bytes:
         return b""
 
 
-def read_report(output: str, name: str) -> Report:
+def read_report(output: str, name: str) -> ProgramEnd:
     """Return the report in the last line of an output that is a JSON object.
 
     Args:
@@ -309,10 +309,10 @@ def read_report(output: str, name: str) -> Report:
         numbers = {encodable(str(key)): number(value) for key, value in values.items()}
         reward = numbers.pop("reward", math.fsum(_values(rewards)) if rewards else None)
         if rewards is None or reward is None or None in numbers.values():
-            return Report(problem=encodable(f"{name} printed {short(line)}; allowed: {ALLOWED}"))
-        return Report(reward, {key: value for key, value in numbers.items() if value is not None}, "", rewards)
+            return ProgramEnd(problem=encodable(f"{name} printed {short(line)}; allowed: {ALLOWED}"))
+        return ProgramEnd(reward, {key: value for key, value in numbers.items() if value is not None}, "", rewards)
     last = f"printed {short(lines[-1])} last" if lines else "printed nothing"
-    return Report(problem=encodable(f"{name} {last}; allowed: {ALLOWED}"))
+    return ProgramEnd(problem=encodable(f"{name} {last}; allowed: {ALLOWED}"))
 
 
 def _rewards(given: Any) -> Mapping[int, float] | tuple[float, ...] | None:
@@ -331,7 +331,7 @@ def _values(rewards: Mapping[int, float] | tuple[float, ...] | None) -> Sequence
     return [] if rewards is None else list(rewards.values()) if isinstance(rewards, Mapping) else rewards
 
 
-def rewards_of(report: Report, turns: int) -> tuple[float, ...]:
+def rewards_of(report: ProgramEnd, turns: int) -> tuple[float, ...]:
     """Return the rewards of all turns of a rollout; empty if the program gave none.
 
     Raises:
