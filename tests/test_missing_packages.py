@@ -190,7 +190,7 @@ def test_a_fit_loads_the_modules_of_a_fit(place):
         "print(*[name for name in sys.modules if name.startswith('scalerl')], file=sys.stderr)",
     )
     loaded = set(error.split())
-    assert code == 0 and json.loads(out)["advice"] and len(loaded) <= 51
+    assert code == 0 and json.loads(out)["advice"] and len(loaded) <= 52
     packages = {name.split(".")[1] for name in loaded - {"scalerl"}}
     assert packages == {"cli", "core", "scaling", "tables", "types", "view"}
     assert not {f"scalerl.scaling.{name}" for name in ("comparison", "backtesting", "frontiers", "paper")} & loaded
@@ -209,7 +209,7 @@ def test_python_fits_and_forecasts_in_the_base_install(place):
         place,
         "import scalerl; run = scalerl.load('run'); own = run.fit(compute='flops')\n"
         "assert str(run.forecast()) and run.advise() and run.step == 0\n"
-        "fit = scalerl.fit(scalerl.Curve.read('points.jsonl', axis='flops')); assert fit.asymptote == own.asymptote\n"
+        "fit = scalerl.fit('points.jsonl', compute='flops'); assert fit.asymptote == own.asymptote\n"
         "print(scalerl.forecast(fit).at[0].high > 0.2, scalerl.compare([fit], [own]))\n"
         "assert scalerl.advise(fit, '2x', 0.01).action\n"
         f"{LEFT}assert not left, left\n"

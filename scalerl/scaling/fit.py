@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl.scaling.curve import Curve, as_curve, thinned
+from scalerl.core.calls import checked
+from scalerl.scaling.curve import Curve, checked_curve, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
 from scalerl.scaling.futures import Futures, futures
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import averaged_in, local_noise
-from scalerl.scaling.notebook import InNotebooks, Scale, plot
+from scalerl.scaling.notebook import PLOT_HABITS, InNotebooks, Scale, plot
 from scalerl.scaling.posterior import Posterior, Prior, least_midpoint, posterior
 from scalerl.scaling.units import range_text
 from scalerl.tables.errors import CurveError
@@ -131,9 +132,10 @@ class Fit(InNotebooks):
         curve = self.curve
         return f"Fit(A = {self.asymptote:.3f}, {len(curve)} {curve.what} to {curve.text(self.last_compute)})"
 
-    def plot(self, axes: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
+    @checked(habits=PLOT_HABITS)
+    def plot(self, ax: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
         """Draw points, fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
-        return plot(self, axes, name=name, scale=scale, dark=dark)
+        return plot(self, ax, name=name, scale=scale, dark=dark)
 
     @property
     def identified(self) -> bool:
@@ -183,6 +185,7 @@ class Fit(InNotebooks):
         compute_M, futures = one_axis(compute), self.futures.for_intervals
         return futures.with_noise(futures.possible_levels(compute_M), compute_M, mean_of)
 
+    @checked(habits=dict.fromkeys(("ci", "alpha", "level", "return_std"), "nothing, because the band has 90%"))
     def predict(self, compute: ArrayLike, *, noise: bool = False, mean_of: int = 1) -> Band:
         """Return the mean and 90% band of the curve, or of noisy evaluations, at any compute.
 
@@ -251,12 +254,17 @@ class Fit(InNotebooks):
 
 def one_axis(compute: ArrayLike) -> Array:
     """Return compute as an array of shape (M,); a number becomes one entry."""
-    return np.atleast_1d(np.asarray(compute, dtype=np.float64))
+    try:
+        return np.atleast_1d(np.asarray(compute, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise CurveError(
+            f"compute must be numbers, in the unit of the curve's axis; got {compute!r:.60}. scalerl.forecast(fit, "
+            "at='2x') takes multiples"
+        ) from None
 
 
 def fit(
-    curve: Any,
-    metric: ArrayLike | None = None,
+    curve: Curve,
     *,
     r0: float | None = None,
     exclude_below: float = 0.0,
@@ -265,8 +273,7 @@ def fit(
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: Curve with at least five points, or whatever `as_curve` makes one of: a path, rows, a data frame.
-        metric: Metric of each point, if the first argument is their compute: `fit(hours, pass_rates)`.
+        curve: Curve with at least five points.
         r0: Value at which R0 is fixed; None fits it.
         exclude_below: Compute below which points are left out (the paper drops the first epoch), except the point at
             compute 0, which is R0.
@@ -275,12 +282,22 @@ def fit(
     Raises:
         CurveError: The curve or an argument cannot be used.
     """
-    curve = as_curve(curve, metric)
+    checked_curve(curve)
     r0 = None if r0 is None else checked_r0(r0, curve)
     prior = prior or Prior()
     points = usable_points(curve, exclude_below)
     window = thinned(points, MAX_POINTS)
     return solved(points, window, posterior(window, r0, prior), prior, r0)
+
+
+def checked_fit(data: Any) -> Fit:
+    """Return a fit after checking that it is one; `scalerl.forecast` and its like fit whatever else has the points."""
+    if isinstance(data, Fit):
+        return data
+    raise CurveError(
+        f"got a {type(data).__name__}; allowed: a Fit, such as fit(curve). scalerl.forecast and its like read files, "
+        "runs, data frames and rows"
+    )
 
 
 def checked_r0(r0: float, curve: Curve) -> float:

@@ -17,10 +17,11 @@ from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
 from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
 from scalerl.scaling import Curve, CurveError
+from scalerl.scaling.curve import LogChoices
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.tables.errors import Away, TooEarly
 from scalerl.tables.forms import wandb_path
-from scalerl.view.outlook import LogChoices, Outlook, Source, choices_made, names_of, read_sources, source_outlook
+from scalerl.view.outlook import Outlook, Source, choices_made, names_of, read_sources, source_outlook
 from scalerl.view.run import id_of
 
 EVERY_S = 15.0
@@ -190,7 +191,7 @@ class FollowedLog:
         if stamp == self._stamp:
             return None
         with too_early_below(lines_in(self.path / POINTS)):
-            (source,) = read_sources([self.path], reading.axis, reading.task, reading.bounds)
+            (source,) = read_sources([self.path], compute=reading.axis, task=reading.task, bounds=reading.bounds)
         self._stamp = stamp
         return source
 
