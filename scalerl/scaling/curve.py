@@ -157,7 +157,7 @@ class Curve(Guided):
         lengths = {name: len(column_N) for name, column_N in columns.items()}
         if len(set(lengths.values())) > 1:
             raise CurveError(f"columns must have the same length; got {lengths}")
-        columns, repairs = repaired(columns)
+        columns, repairs = repaired(columns, axis)
         check_range(columns["compute"], columns["metric"], low, high)
         if "answers" in columns:
             columns["answers"][columns["answers"] < 1] = np.nan
@@ -432,7 +432,7 @@ def as_numbers(name: str, values: ArrayLike) -> Array:
     return array
 
 
-def repaired(columns: dict[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:
+def repaired(columns: dict[str, Array], axis: str) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Return the columns without empty rows, in order of compute, with one row per compute, and notes about repairs."""
     notes: list[str] = []
     full_N = ~(np.isnan(columns["compute"]) | np.isnan(columns["metric"]))
@@ -446,13 +446,19 @@ def repaired(columns: dict[str, Array]) -> tuple[dict[str, Array], tuple[str, ..
     columns = given = {name: column_N[order_N] for name, column_N in columns.items()}
     distinct, first, count = np.unique(columns["compute"], return_index=True, return_counts=True)
     if len(distinct) < len(order_N):
-        repeats = rows(len(order_N) - len(distinct))
-        notes.append(f"averaged because they have the same compute as another row: {repeats}")
+        shared = [f"{n} at {compute_text(c, axis)}" for c, n in zip(distinct, count, strict=True) if n > 1]
+        notes.append(f"averaged because they have the same compute: {listed(shared)}")
         sums = {name: np.add.reduceat(column_N, first) for name, column_N in columns.items()}
         columns = {**sums, "compute": distinct, "metric": sums["metric"] / count}
         if "stderr" in given:
             columns["stderr"] = np.sqrt(np.add.reduceat(given["stderr"] ** 2, first)) / count
     return columns, tuple(notes)
+
+
+def listed(items: Sequence[str], most: int = 4) -> str:
+    """Return the first items in one line, and how many more there are."""
+    more = [f"and {len(items) - most} more"] if len(items) > most else []
+    return ", ".join([*items[:most], *more])
 
 
 def rows(count: int) -> str:

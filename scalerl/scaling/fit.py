@@ -374,7 +374,10 @@ def usable_points(curve: Curve, exclude_below: float) -> Curve:
     window = curve.between(exclude_below)
     if len(window) < MIN_POINTS:
         left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
-        raise CurveError(f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}. Evaluate more often")
+        repairs = f" ({'; '.join(window.notes)})" if window.notes else ""
+        raise CurveError(
+            f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}{repairs}. Evaluate more often"
+        )
     return window
 
 

@@ -23,6 +23,7 @@ from scalerl.scaling.advise import MIN_GAIN
 from scalerl.scaling.baselines import LEAST_POINTS, trend
 from scalerl.scaling.cases import share_that_gained
 from scalerl.scaling.curve import LogChoices, ReadOptions, checked_bounds
+from scalerl.scaling.fit import MIN_POINTS
 from scalerl.tables.errors import LogError
 from scalerl.tables.forms import read_table
 from scalerl.types import EvalPoint
@@ -321,7 +322,9 @@ def naming(source: Source) -> Iterator[None]:
     try:
         yield
     except CurveError as error:
-        raise CurveError(f"{source.path}: {error}") from error
+        few = len(source.curve) < MIN_POINTS and source.log is not None
+        merged = f" ({'; '.join(source.log.merged)})" if few and source.log and source.log.merged else ""
+        raise CurveError(f"{source.path}: {error}{merged}") from error
 
 
 def source_outlook(source: Source, fit_result: Fit | None = None, **options: Any) -> Outlook:

@@ -139,6 +139,18 @@ def test_a_wrong_call_says_what_was_got_and_the_call_that_works(wrong, message):
     assert isinstance(caught.value, CurveError | CallError | scalerl.ConfigError) and "\n" not in str(caught.value)
 
 
+def test_too_few_points_say_which_evaluations_became_one():
+    levels = [0.1, 0.2, 0.3, 0.34, 0.4]
+    logged = [{"global_step": step, "eval_accuracy": y} for step, y in zip((0, 10, 20, 20, 30), levels, strict=True)]
+    with pytest.raises(CurveError, match=r"got 4.*the mean counts: 1, at step 20"):
+        scalerl.fit(logged)
+    again = [{"global_step": step, "eval_accuracy": y} for step, y in zip((0, 10, 20, 10, 20), levels, strict=True)]
+    with pytest.raises(CurveError, match=r"got 3.*the last counts: 2, at step 10, 20"):
+        scalerl.fit(again)
+    with pytest.raises(CurveError, match=r"got 3 .*same compute: 2 at 0 FLOPs, 2 at 4 TFLOP"):
+        scalerl.fit([0, 0, 4e12, 4e12, 8e12], levels, compute="flops")
+
+
 def test_names_of_other_packages_are_answered_with_the_name_here():
     found = scalerl.fit(MADE)
     for owner, name, answer in (
