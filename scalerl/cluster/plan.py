@@ -378,6 +378,19 @@ def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, eva
         evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
         gpu: Name of the GPU as torch reports it; empty if it is not here.
     """
+    took, source = expected_duration(config, sizes, prompt, evaluated, gpu)
+    return (
+        f"duration (estimate): {in_units(took.update_s)} per update (sampling {in_units(took.generate_s)}, training "
+        f"{in_units(took.train_s)}), {in_units(took.total_s)} for {config.steps:,} updates and {took.evaluations} "
+        f"evaluations of {in_units(took.eval_s)}; from FLOPs, a mean length of {expected_tokens(config):,} tokens, and "
+        f"{source}"
+    )
+
+
+def expected_duration(
+    config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, evaluated: int = 0, gpu: str = ""
+) -> tuple[Duration, str]:
+    """Return the expected duration of a run, and in words the speed behind it; arguments as for `duration_line`."""
     hardware = config.hardware
     if hardware.device == "cuda":
         known = next((one for one in GPUS.values() if one.name in gpu.replace(" ", "")), GPUS["H100"])
@@ -390,12 +403,7 @@ def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, eva
     took = duration(
         config, sizes, samples, trains, prompt or prompt_tokens(config)[0], evaluated or config.evaluated_sequences
     )
-    return (
-        f"duration (estimate): {in_units(took.update_s)} per update (sampling {in_units(took.generate_s)}, training "
-        f"{in_units(took.train_s)}), {in_units(took.total_s)} for {config.steps:,} updates and {took.evaluations} "
-        f"evaluations of {in_units(took.eval_s)}; from FLOPs, a mean length of {expected_tokens(config):,} tokens, and "
-        f"{source}"
-    )
+    return took, source
 
 
 def in_units(seconds: float) -> str:
