@@ -14,7 +14,6 @@ from pathlib import Path
 from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
-from scalerl.cli.train import evaluated_sequences, pool_of, resolved_here
 from scalerl.cluster.plan import expected_duration, in_units
 from scalerl.cluster.sizing import longest_row, sized, this_machine
 from scalerl.config import RunConfig, read_config
@@ -35,6 +34,7 @@ from scalerl.study.display import StudyDisplay, describe
 from scalerl.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
 from scalerl.study.plan import MOST_SEEDS, Plan, check, read_plan, select, with_rates
 from scalerl.study.plans import PLANS
+from scalerl.training.planned import evaluated_sequences, pool_of, resolved_here
 from scalerl.view.study import best_rates, study_results
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import longest_row, sized, this_machine
 from scalerl.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
 from scalerl.config.base import read_option, replace
-from scalerl.config.data import GeneratedTask, PromptFile, is_suite
+from scalerl.config.data import PromptFile
 from scalerl.config.overrides import changed_values, preset_of
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
@@ -29,9 +28,9 @@ from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
 from scalerl.models.files import check_model_files
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import Pool, derived_sizes
+from scalerl.placement.choices import derived_sizes
 from scalerl.prompts.files import check_prompt_files
-from scalerl.prompts.layouts import read_rows
+from scalerl.training.planned import evaluated_sequences, is_readable, pool_of, resolved_here
 from scalerl.training.run_dir import saved_config
 
 if TYPE_CHECKING:
@@ -147,53 +146,6 @@ def _dry_run(config: RunConfig) -> tuple[RunConfig, list[str]]:
     if resolved.placement.backend == "local":
         about += run_lines(resolved, sizes.sizes, row_tokens, machine, mean, evaluated_sequences(resolved, pool))
     return config, [*about, curve_line(resolved, pool.held_out), *(split.notes if split else ())]
-
-
-def resolved_here(config: RunConfig) -> RunConfig:
-    """Return a configuration with the device of this machine, unless it is planned for other machines."""
-    from scalerl.training.resolve import resolve_hardware
-
-    if config.placement.backend != "local" or config.hardware.device == "cuda":
-        return config
-    return replace(config, hardware=resolve_hardware(config.hardware))
-
-
-def evaluated_sequences(config: RunConfig, pool: Pool) -> int:
-    """Return the sequences of an evaluation of a planned run."""
-    evaluation = config.evaluation
-    return sum(
-        pool.held_out.get(task.curve, evaluation.held_out_of(task)) * evaluation.samples_of(task)
-        for task in config.data
-    )
-
-
-def pool_of(config: RunConfig, split: PromptSplit | None = None) -> Pool:
-    """Return how many prompts a planned run trains on and holds out, of the tasks that tell without a tokenizer.
-
-    Raises:
-        ConfigError: A row of a file cannot be read.
-    """
-    if split is not None:
-        training, held_out = (Counter(prompt.task for prompt in part) for part in (split.training, split.held_out))
-        return Pool(training, held_out)
-    training, held_out = Counter(), Counter()
-    for task in config.data:
-        if isinstance(task, GeneratedTask):
-            training[task.curve], held_out[task.curve] = task.prompts, config.evaluation.held_out_of(task)
-        elif isinstance(task, PromptFile) and is_readable(task.path):
-            rows = sum(1 for _ in read_rows(task))
-            kept = rows if is_suite(task) else config.evaluation.held_out_of(task, rows)
-            training[task.curve], held_out[task.curve] = rows - kept, kept
-    return Pool(training, held_out)
-
-
-def is_readable(path: str) -> bool:
-    """Return whether a file of prompts is here and small enough for a dry run to read it."""
-    return bool(path) and Path(path).is_file() and Path(path).stat().st_size <= MOST_READ
-
-
-MOST_READ = 20_000_000
-"""Bytes of prompt files up to which a dry run reads them."""
 
 
 def prompts_here(config: RunConfig) -> tuple[PromptSplit, Any] | None:
