@@ -55,10 +55,12 @@ def train(
     from scalerl.config.trust import check_trust
     from scalerl.core.files import output_directory
 
-    run_config = _configure(config, fields)
+    run_config, about = _configure(config, fields)
     is_trusted = config is None or isinstance(config, RunConfig)
     check_trust([run_config], str(config), trusted=trust or is_trusted, typed=[str(value) for value in fields.values()])
 
+    if progress and about:
+        print(*about, sep="\n")
     with output_directory(run_dir, Path("runs"), run_config.recipe.name) as path:
         return _complete(run_config, lambda launch: partial(launch.start, run_config, path), progress)
 
@@ -338,9 +340,11 @@ class Run:
         return resume(self.path, steps=steps, from_step=from_step, progress=progress, trust=trust)
 
 
-def _configure(config: Any, fields: dict[str, Any]) -> RunConfig:
-    from scalerl.config import RunConfig, read_config
+def _configure(config: Any, fields: dict[str, Any]) -> tuple[RunConfig, list[str]]:
+    """Return the configuration, and lines about a default that is only a demonstration."""
+    from scalerl.config import RunConfig
     from scalerl.config.overrides import build_from, plain_values
+    from scalerl.training.planned import demonstration
 
     named = _named(fields)
     if config is not None and not isinstance(config, RunConfig | str | os.PathLike):
@@ -349,8 +353,8 @@ def _configure(config: Any, fields: dict[str, Any]) -> RunConfig:
             "None; fields are keywords, train(model=..., data=...)"
         )
     if isinstance(config, RunConfig):
-        return build_from(plain_values(config), named) if named else config
-    return read_config(Path(config) if config is not None else None, named)
+        return (build_from(plain_values(config), named) if named else config), []
+    return demonstration(Path(config) if config is not None else None, named)
 
 
 def _named(fields: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from scalerl.study.display import StudyDisplay, describe
 from scalerl.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
 from scalerl.study.plan import MOST_SEEDS, Plan, check, read_plan, select, with_rates
 from scalerl.study.plans import PLANS
-from scalerl.training.planned import evaluated_sequences, pool_of, resolved_here
+from scalerl.training.planned import evaluated_sequences, mean_prompt, pool_of, resolved_here
 from scalerl.view.study import best_rates, study_results
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
@@ -134,7 +134,7 @@ def _expected_seconds(config: RunConfig) -> float | None:
     resolved = sized(resolved, sizes, longest_row(resolved), machine)
     evaluated = evaluated_sequences(resolved, pool_of(resolved))
     gpu = machine.gpu.limit if machine.gpu is not None else ""
-    return expected_duration(resolved, sizes, 0.0, evaluated, gpu)[0].total_s
+    return expected_duration(resolved, sizes, mean_prompt(resolved), evaluated, gpu)[0].total_s
 
 
 def _plan_parser() -> Parser:

@@ -30,7 +30,14 @@ from scalerl.models.files import check_model_files
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.choices import derived_sizes
 from scalerl.prompts.files import check_prompt_files
-from scalerl.training.planned import evaluated_sequences, is_readable, pool_of, resolved_here
+from scalerl.training.planned import (
+    demonstration,
+    evaluated_sequences,
+    is_readable,
+    mean_prompt,
+    pool_of,
+    resolved_here,
+)
 from scalerl.training.run_dir import saved_config
 
 if TYPE_CHECKING:
@@ -48,7 +55,8 @@ options:
                   sizes of the preset
   --preset NAME   values to start from: lab (default), quick, long-tail,
                   small (default with your data), laptop (the same without a
-                  GPU), scalerl (the paper's sizes)
+                  GPU, or less, so that a laptop takes about ten minutes),
+                  scalerl (the paper's sizes)
   --run-dir DIR   directory of the run; default runs/NAME-NNN
   --dry-run       print what differs from the preset, what follows from it (the
                   memory, what is free, the expected duration), and stop
@@ -79,6 +87,8 @@ def run_train(words: list[str]) -> int:
     file, options, words = parse_with_config(parser, words)
     if options.run_dir == "":
         raise ConfigError("--run-dir: got an empty path; allowed: a new or empty directory")
+    if options.all and not options.dry_run:
+        raise ConfigError("--all: got it without --dry-run, whose output it completes; add --dry-run, or leave it out")
     config = read_config(file, words)
     if options.help is not None:
         from scalerl.cli.fields import field_help
@@ -86,11 +96,13 @@ def run_train(words: list[str]) -> int:
         print(*([] if options.help else [TRAIN_USAGE]), field_help(options.help, config), sep="\n")
         return 0
     check_inputs(config, weights=not options.dry_run)
+    config, demonstrated = demonstration(file, words)
     if options.dry_run:
         if options.run_dir is not None:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         with Working("reading model and prompts"):
             decided, about = _dry_run(config)
+        about = [*demonstrated, *about]
         if options.all:
             print_lines(*to_toml(decided).split("\n"), *(f"# {line}" for line in about))
             return 0
@@ -98,9 +110,8 @@ def run_train(words: list[str]) -> int:
         own = tomli_w.dumps({"preset": preset, **changed_values(decided, PRESETS[preset])})
         print_lines(*own.split("\n"), *(f"# {line}" for line in about), ALL_FIELDS)
         return 0
-    if options.all:
-        raise ConfigError("--all: got it without --dry-run, whose output it completes; add --dry-run, or leave it out")
     check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
+    print_lines(*demonstrated)
     with output_directory(options.run_dir, Path("runs"), config.recipe.name) as path:
         return _run(config, lambda launch: partial(launch.start, config, path))
 
@@ -136,7 +147,7 @@ def _dry_run(config: RunConfig) -> tuple[RunConfig, list[str]]:
         resolved = with_length_of_model(resolved, tokenizer, prompts, chosen.append)
         config = replace(config, recipe=resolved.recipe)
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-    mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
+    mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(resolved)
     row_tokens = longest_row(resolved, longest)
     resolved = sized(resolved, sizes.sizes, row_tokens, machine)
     layout = lay_out(resolved, sizes)

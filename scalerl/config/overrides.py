@@ -36,27 +36,31 @@ ALIASES = {
 _ALIAS_KINDS = {"model": ("model", "hf"), "data": ("data", "file")}
 
 
-def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]) -> RunConfig:
+def read_config(
+    file: Path | None, overrides: Sequence[str] | Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> RunConfig:
     """Read a TOML file and overrides into one validated configuration.
 
     Args:
         file: TOML file with the sections of RunConfig, and optionally `preset = "lab"`; None: the preset alone.
         overrides: Words of a command line such as `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, with dotted
             names or those in ALIASES; or a mapping of these names to values, `{"recipe.loss.max_ratio": 4}`.
+        defaults: Values by these names in the place of those of the preset.
 
     Raises:
         ConfigError: The file is unreadable, a key is unknown, a type is wrong, or a value is out of range.
     """
     values = read_toml(file) if file else {}
     source = str(file) if file else "command line"
-    typed = _read_values(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides)
+    typed = _typed(overrides)
     preset = _pop_preset(values, typed)
     length = typed["recipe"].get("length") if isinstance(typed.get("recipe"), Mapping) else None
     length = {"kind": length} if isinstance(length, str) else length
     if isinstance(length, Mapping) and length.get("kind", "interruption") == "interruption":
         # whoever types an interruption means it, whatever the model
         typed["recipe"] = {**typed["recipe"], "length": {"models": "all", **length}}
-    from_file = _merge_recipe(_preset_values(preset, values, typed), values)
+    start = merge(_preset_values(preset, values, typed), _read_values(defaults or {}))
+    from_file = _merge_recipe(start, values)
     try:
         return build(RunConfig, _merge_recipe(from_file, typed), "command line")
     except ConfigError as error:
@@ -68,9 +72,21 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         raise
 
 
-def preset_of(file: Path | None, overrides: Sequence[str]) -> str:
+def preset_of(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]) -> str:
     """Return the name of the preset from which `read_config` starts; arguments and errors are its own."""
-    return _pop_preset(read_toml(file) if file else {}, _read_overrides(overrides))
+    return _pop_preset(read_toml(file) if file else {}, _typed(overrides))
+
+
+def fields_given(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]) -> set[str]:
+    """Return the outer fields that a file or a command line sets, "preset" among them; arguments as for `read_config`.
+
+    Example: {"model", "data", "steps"}
+    """
+    return {*(read_toml(file) if file else {}), *_typed(overrides)}
+
+
+def _typed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    return _read_values(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides)
 
 
 def _pop_preset(values: dict[str, Any], typed: dict[str, Any]) -> str:
