@@ -26,6 +26,7 @@ from scalerl.scaling.curve import LogChoices, ReadOptions, checked_bounds
 from scalerl.scaling.fit import MIN_POINTS
 from scalerl.tables.errors import LogError
 from scalerl.tables.forms import read_table
+from scalerl.tables.names import AXES
 from scalerl.types import EvalPoint
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ def _name(run: Any, number: int, count: int) -> str:
     if isinstance(run, Curve):
         return run.label or (f"run {number}" if count > 1 else "the curve")
     if isinstance(run, list | tuple | Mapping):
-        return f"rows {number}" if count > 1 else "the rows"
+        return f"rows {number}" if count > 1 else "the list of rows"
     return f"data frame {number}" if count > 1 else "the data frame"
 
 
@@ -382,6 +383,12 @@ def _source(run: Any, name: str, options: ReadOptions) -> Source:
         from scalerl.importers.points import of_tables  # a fit of points does not load what guesses
 
         log = of_tables([table], task=task, bounds=limits, paths=[path], **choices)
+        if axis is not None and axis not in log.rows[-1]:
+            known = ", ".join(known for known in AXES if known in log.rows[-1])
+            raise CurveError(
+                f"{name} has no compute {axis!r}; it has {known}. A column of the log becomes one with "
+                "columns={'device_hours': NAME} (--column device_hours=NAME)"
+            )
         curve = Curve.from_rows(log.rows, axis=axis)
     else:
         curve = Curve.of_table(table, str(path), axis, task, bounds=limits)
