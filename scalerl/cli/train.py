@@ -111,7 +111,8 @@ def run_train(words: list[str]) -> int:
         print_lines(*own.split("\n"), *(f"# {line}" for line in about), ALL_FIELDS)
         return 0
     check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
-    print_lines(*demonstrated)
+    if demonstrated:
+        print_lines(*demonstrated)
     with output_directory(options.run_dir, Path("runs"), config.recipe.name) as path:
         return _run(config, lambda launch: partial(launch.start, config, path))
 
