@@ -31,7 +31,7 @@ def measure(seed: int, directory: Path, extra: list[str]) -> dict[str, Any]:
 
 def figures(directory: Path) -> dict[str, Any]:
     """Return the figures of a finished run."""
-    curve = Curve.read(directory, axis="flops")
+    curve = Curve.read(directory, compute="flops")
     half = curve.between(most=curve.last_compute / 2)
     found = fit(half)
     last_3 = curve.metric[-3:]

@@ -41,7 +41,7 @@ def arms_of(study, names):
 
 def fits_of(study, names, seed):
     """Return the fits of one seed of these arms."""
-    return {name: fit(Curve.read(study.path / name / f"seed-{seed}", axis="flops")) for name in names}
+    return {name: fit(Curve.read(study.path / name / f"seed-{seed}", compute="flops")) for name in names}
 
 
 def parameters(f):

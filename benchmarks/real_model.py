@@ -222,7 +222,7 @@ def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.
 
 def write_forecast(run: Path, half: Path) -> None:
     """Write what half of the run predicts for its end: the mean of the last three evaluations."""
-    curve = Curve.read(run, axis="flops")
+    curve = Curve.read(run, compute="flops")
     apart = curve.last_compute - curve.compute[-2]
     ahead = fit(curve).predict(2 * curve.last_compute - apart * np.array([2, 1, 0]))
     found = {

@@ -183,7 +183,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     ends: list[tuple[float, bool]] = []
     for study in studies:
         for key in study.plan.runs():
-            curve = Curve.read(study.run(key), axis=study.axis(), task=study.info.task)
+            curve = Curve.read(study.run(key), compute=study.axis(), task=study.info.task)
             split = split_at(curve, fraction)
             errors[OURS].append(split.forecast.rmse)
             inside[OURS].append(split.forecast.coverage)
@@ -222,7 +222,7 @@ def ends(study: StudyDirectory, fractions: Sequence[float] = (0.25, 0.5)) -> lis
     shares = [f"{fraction:.0%}: level, forecast of the end" for fraction in fractions]
     rows = [f"| run | {' | '.join(shares)} | end |", f"|{'---|' * (len(shares) + 2)}"]
     for key in sorted(study.plan.runs(), key=lambda one: [arm.name for arm in study.plan.arms].index(one.arm)):
-        curve = Curve.read(study.run(key), axis=study.axis(), task=study.info.task)
+        curve = Curve.read(study.run(key), compute=study.axis(), task=study.info.task)
         cells = []
         for fraction in fractions:
             part = curve.between(most=fraction * curve.last_compute)

@@ -7,14 +7,13 @@ scalerl import examples/trl_log --devices 8 -o points.jsonl && scalerl forecast 
 import sys
 from pathlib import Path
 
+import scalerl
 from scalerl.importers import read
-from scalerl.scaling import Curve, advise, fit, forecast
 
 if __name__ == "__main__":
     log = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "trl_log"
-    found = read(log, devices=8)
-    print(*found.notes, sep="\n")
-    fitted = fit(Curve.from_rows(found.rows))
+    print(*read(log, devices=8).lines(), sep="\n")
+    fitted = scalerl.fit(log, devices=8)
     print(fitted)
-    print(forecast(fitted, at=["2x", "4x"]))
-    print(advise(fitted))
+    print(scalerl.forecast(fitted, at=["2x", "4x"]))
+    print(scalerl.advise(fitted))

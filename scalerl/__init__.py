@@ -17,15 +17,14 @@ from scalerl.core import VERSION as __version__
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
     from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, ScalerlError, UserError
-    from scalerl.scaling import Curve, CurveError, advise, backtest, compare, fit, fit_together, forecast, frontier
-    from scalerl.view.report import report
+    from scalerl.scaling import Curve, CurveError
+    from scalerl.view.calls import advise, backtest, compare, fit, fit_together, forecast, frontier, report
 
 _HOMES = {
     "scalerl.api": ("Run", "load", "resume", "train"),
     "scalerl.core.errors": ("ConfigError", "ProcessFailure", "RunError", "RunFailed", "ScalerlError", "UserError"),
-    "scalerl.scaling": (
-        "Curve",
-        "CurveError",
+    "scalerl.scaling": ("Curve", "CurveError"),
+    "scalerl.view.calls": (
         "advise",
         "backtest",
         "compare",
@@ -33,8 +32,8 @@ _HOMES = {
         "fit_together",
         "forecast",
         "frontier",
+        "report",
     ),
-    "scalerl.view.report": ("report",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -63,10 +62,35 @@ __all__ = [
 ]
 
 
+_HABITS = {
+    "plot plot_fit plot_curve show": "write scalerl.fit(data).plot()",
+    "predict extrapolate project": "write scalerl.forecast(data, at=['2x', '4x'])",
+    "read read_csv read_json read_table read_run read_log read_wandb load_csv load_log open from_pandas from_dataframe "
+    "from_csv from_wandb DataFrame": (
+        "write scalerl.fit(data) with a path or a data frame, or scalerl.Curve.read(data) for the points alone"
+    ),
+    "curve_fit fit_curve fit_sigmoid Fit Model model": "write scalerl.fit(data)",
+    "init log watch finish": "write scalerl.train(...) to train, or `scalerl follow LOG` for a run of another trainer",
+    "summary describe": "write print(scalerl.fit(data))",
+    "should_stop stop recommend decide": "write scalerl.advise(data)",
+    "cross_validate cv evaluate": "write scalerl.backtest(data)",
+    "ttest_ind ab_test test": "write scalerl.compare(first, second)",
+    "fit_many fit_all fit_seeds": "write scalerl.fit_together(runs)",
+    "health design paper_fit Prior Fit Forecast sigmoid": "it is in scalerl.scaling",
+}
+"""What to write instead of names that users of other packages try."""
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         return getattr(import_module(_HOME_OF[name]), name)
-    raise AttributeError(f"module 'scalerl' has no attribute {name!r}")
+    if name in ("scaling", "importers"):
+        return import_module(f"scalerl.{name}")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'scalerl' has no attribute {name!r}")
+    from scalerl.core.calls import missing
+
+    raise missing("scalerl", name, _HABITS, __all__)
 
 
 def __dir__() -> list[str]:

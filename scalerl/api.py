@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from scalerl.core.calls import checked, missing
+from scalerl.core.errors import ConfigError
 from scalerl.core.packages import TRAINING, check_installed, prepare_environment
 from scalerl.core.printable import escape_unknown
 from scalerl.core.rows import RowFile, read_rows
@@ -16,7 +19,7 @@ from scalerl.core.stops import StopFlag
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
-    from scalerl.scaling import Advice, Curve, Fit, Forecast
+    from scalerl.scaling import Advice, Curve, Fit, Forecast, Prior
     from scalerl.scaling.notebook import Scale
 
 Axis = Literal["device_hours", "flops", "tokens", "step"]
@@ -52,10 +55,12 @@ def train(
     from scalerl.config.trust import check_trust
     from scalerl.core.files import output_directory
 
-    run_config = _configure(config, fields)
+    run_config, about = _configure(config, fields)
     is_trusted = config is None or isinstance(config, RunConfig)
     check_trust([run_config], str(config), trusted=trust or is_trusted, typed=[str(value) for value in fields.values()])
 
+    if progress and about:
+        print(*about, sep="\n")
     with output_directory(run_dir, Path("runs"), run_config.recipe.name) as path:
         return _complete(run_config, lambda launch: partial(launch.start, run_config, path), progress)
 
@@ -106,6 +111,21 @@ def load(path: str | Path) -> Run:
     return Run(path)
 
 
+HABITS = {
+    "summary describe status": "write print(run) for its step, print(run.fit()) for its curve",
+    "history log logs df data rows": "write run.points for the evaluations, run.metrics for the training steps",
+    "name id": "write run.path.name",
+    "report": "write scalerl.report(run)",
+    "compare": "write scalerl.compare(run, other)",
+    "backtest": "write scalerl.backtest(run)",
+    "train start continue_": "write run.resume(steps=...)",
+    "model": "write run.model_path, a directory for transformers",
+    "steps total_steps num_steps": "write run.info.steps",
+    "done completed": "write run.finished",
+}
+"""What to write instead of names that users of other packages try on a run."""
+
+
 class Run:
     """A run directory. Every access reads the files again, so that you can follow a run that trains elsewhere.
 
@@ -118,8 +138,23 @@ class Run:
         Raises:
             ConfigError: The directory contains no run.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(
+                f"got a {type(path).__name__}; allowed: the path of a run directory. scalerl.fit(data) reads data "
+                "frames and rows"
+            )
         self.path = Path(path)
+        if self.path.is_file():
+            raise ConfigError(f"{path} is a file; allowed: a run directory. scalerl.fit({str(path)!r}) reads a log")
         self.info  # noqa: B018  # raises if there is no run
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'Run' object has no attribute {name!r}")
+        raise missing("Run object", name, HABITS, [word for word in [*dir(Run), "path"] if word[0] != "_"])
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, step {self.step} of {self.info.steps})"
@@ -179,7 +214,6 @@ class Run:
         Raises:
             ConfigError: A record is missing or damaged.
         """
-        from scalerl.core.errors import ConfigError
         from scalerl.core.files import open_regular
         from scalerl.training.rollout_rows import unpacked
 
@@ -197,6 +231,7 @@ class Run:
             ) from None
         return rows
 
+    @checked()
     def curve(self, task: str | None = None, compute: Axis | None = None) -> Curve:
         """Return the compute-performance curve.
 
@@ -209,35 +244,44 @@ class Run:
         """
         from scalerl.scaling import Curve
 
-        return Curve.read(self.path, axis=compute or self.info.axis, task=task)
+        return Curve.read(self.path, compute=compute, task=task)
 
-    def fit(self, task: str | None = None, compute: Axis | None = None, **options: Any) -> Fit:
-        """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) (ScaleRL eq. 1); options are those of `scaling.fit`.
+    @checked()
+    def fit(
+        self,
+        task: str | None = None,
+        compute: Axis | None = None,
+        *,
+        r0: float | None = None,
+        exclude_below: float = 0.0,
+        prior: Prior | None = None,
+    ) -> Fit:
+        """Fit the run, as `scalerl.fit(run)`.
 
         Raises:
             CurveError: There are fewer than five evaluations, or the law cannot be fitted to them.
         """
-        from scalerl.scaling import fit
+        from scalerl.view.calls import fit
 
-        return fit(self.curve(task, compute), **options)
+        return fit(self.path, task=task, compute=compute, r0=r0, exclude_below=exclude_below, prior=prior)
 
-    def forecast(
-        self, at: Sequence[Any] = ("2x", "4x"), task: str | None = None, compute: Axis | None = None
-    ) -> Forecast:
-        """Return the forecast for more compute.
+    @checked(habits={"steps": "at='+100' for 100 more", "horizon": "at='4x'", "to": "at='4x'"})
+    def forecast(self, at: Any = ("2x", "4x"), task: str | None = None, compute: Axis | None = None) -> Forecast:
+        """Return the forecast for more compute, as `scalerl.forecast(run)`.
 
         Args:
-            at: Multiples of the compute so far ("2x"), or values on the compute axis.
+            at: Multiples of the compute so far ("2x"), more than it ("+100"), or values on the compute axis.
             task: Name of the task; required if there are several.
             compute: Compute axis, as in `curve`.
 
         Raises:
             CurveError: The curve cannot be fitted.
         """
-        from scalerl.scaling import forecast
+        from scalerl.view.calls import forecast
 
-        return forecast(self.fit(task, compute), at=list(at))
+        return forecast(self.path, at, task=task, compute=compute)
 
+    @checked()
     def advise(
         self,
         budget: Any = "2x",
@@ -259,23 +303,14 @@ class Run:
         Raises:
             CurveError: The curve cannot be fitted.
         """
-        from scalerl.core.rows import read_points
-        from scalerl.scaling import advise
-        from scalerl.view.outlook import with_way_back
+        from scalerl.view.calls import advise
 
-        advice = advise(
-            self.fit(task, compute),
-            budget,
-            self.info.min_gain if min_gain is None else min_gain,
-            price=self.info.price if price is None else price,
-        )
-        if advice.action != "go back":
-            return advice
-        return with_way_back(advice, self.path, read_points(self.path), self.info.tasks)
+        return advise(self.path, budget, min_gain, price=price, task=task, compute=compute)
 
+    @checked()
     def plot(
         self,
-        axes: Any = None,
+        ax: Any = None,
         *,
         task: str | None = None,
         compute: Axis | None = None,
@@ -285,7 +320,7 @@ class Run:
         """Draw the points, the fit with its band, and the forecast.
 
         Args:
-            axes: matplotlib axes to draw on; None: new ones.
+            ax: matplotlib axes to draw on; None: new ones.
             task: Name of the task; required if there are several.
             compute: Compute axis, as in `curve`.
             scale: Scale of the compute axis.
@@ -296,7 +331,7 @@ class Run:
         """
         from scalerl.view.figures import plot
 
-        return plot(self.fit(task, compute), axes, note="; ".join(self.info.notes), scale=scale, dark=dark)
+        return plot(self.fit(task, compute), ax, note="; ".join(self.info.notes), scale=scale, dark=dark)
 
     def resume(
         self, steps: int | None = None, *, from_step: int | None = None, progress: bool = True, trust: bool = False
@@ -305,14 +340,21 @@ class Run:
         return resume(self.path, steps=steps, from_step=from_step, progress=progress, trust=trust)
 
 
-def _configure(config: Any, fields: dict[str, Any]) -> RunConfig:
-    from scalerl.config import RunConfig, read_config
+def _configure(config: Any, fields: dict[str, Any]) -> tuple[RunConfig, list[str]]:
+    """Return the configuration, and lines about a default that is only a demonstration."""
+    from scalerl.config import RunConfig
     from scalerl.config.overrides import build_from, plain_values
+    from scalerl.training.planned import demonstration
 
     named = _named(fields)
+    if config is not None and not isinstance(config, RunConfig | str | os.PathLike):
+        raise ConfigError(
+            f"got a {type(config).__name__} as the configuration; allowed: the path of a TOML file, a RunConfig or "
+            "None; fields are keywords, train(model=..., data=...)"
+        )
     if isinstance(config, RunConfig):
-        return build_from(plain_values(config), named) if named else config
-    return read_config(Path(config) if config is not None else None, named)
+        return (build_from(plain_values(config), named) if named else config), []
+    return demonstration(Path(config) if config is not None else None, named)
 
 
 def _named(fields: dict[str, Any]) -> dict[str, Any]:

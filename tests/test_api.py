@@ -114,11 +114,11 @@ def test_an_interrupt_leaves_a_run_that_can_be_resumed(lab_model, tmp_path):
 
 def test_two_underscores_stand_for_a_dot_and_short_names_are_those_of_the_command_line():
     words = ["--model", "m", "--data", "p.jsonl", "--recipe.loss.max_ratio", "8", "--seed", "2"]
-    given = _configure(None, {"model": "m", "data": "p.jsonl", "recipe__loss__max_ratio": 8.0, "seed": 2})
+    given, _ = _configure(None, {"model": "m", "data": "p.jsonl", "recipe__loss__max_ratio": 8.0, "seed": 2})
     assert given == read_config(None, words)
     # only the given fields of a configuration change, so gspo does not set its default "sample"
     other = [*words[:4], "--seed", "2", "--recipe.loss", "gspo", "--recipe.aggregation", "prompt"]
-    assert _configure(given, {"recipe.loss": "gspo"}) == read_config(None, other)
+    assert _configure(given, {"recipe.loss": "gspo"}) == (read_config(None, other), [])
 
 
 def test_every_public_name_can_be_imported():

@@ -92,7 +92,7 @@ def test_a_model_directory_is_evaluated_on_a_file(evaluate, place, lab_model):
     assert (
         first["reward"] == (1.0 if first["passed"] else -1.0) and first["tokens"] > 0 and "expected" in first["reason"]
     )
-    _, again, _ = evaluate(lab_model, *words, "--json", "--slots", "8")
+    _, again, _ = evaluate(lab_model, "--data", *words[1:], "--json", "--slots", "8")  # `train` has the option --data
     assert json.loads(again)["suites"][0]["mean"] == found["mean"]  # the engine's size changes no sample
 
 

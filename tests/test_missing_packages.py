@@ -209,7 +209,7 @@ def test_python_fits_and_forecasts_in_the_base_install(place):
         place,
         "import scalerl; run = scalerl.load('run'); own = run.fit(compute='flops')\n"
         "assert str(run.forecast()) and run.advise() and run.step == 0\n"
-        "fit = scalerl.fit(scalerl.Curve.read('points.jsonl', axis='flops')); assert fit.asymptote == own.asymptote\n"
+        "fit = scalerl.fit('points.jsonl', compute='flops'); assert fit.asymptote == own.asymptote\n"
         "print(scalerl.forecast(fit).at[0].high > 0.2, scalerl.compare([fit], [own]))\n"
         "assert scalerl.advise(fit, '2x', 0.01).action\n"
         f"{LEFT}assert not left, left\n"

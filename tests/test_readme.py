@@ -26,6 +26,11 @@ SERVERS = {"scalerl watch"}
 """Commands that run until they are interrupted."""
 BY_CI = {"make train", "source .venv/bin/activate"}
 """Commands that .ci/run runs in full, in a fresh clone."""
+BEFORE = {
+    "git clone https://github.com/scalerl/scalerl", "cd scalerl", "python3 -m venv .venv",
+    'pip install -c constraints.txt ".[train,watch]"',
+}  # fmt: skip
+"""Commands that clone and install, as `make train` installs."""
 
 SHORT = [
     "--steps", "3", "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4",
@@ -64,7 +69,7 @@ def place(lab_model, tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c not in BY_CI | SERVERS])
+@pytest.mark.parametrize("command", [c for c in commands() if c not in BY_CI | BEFORE | SERVERS])
 @pytest.mark.slow
 def test_a_command_of_the_readme_works(place, command):
     name, *words = shlex.split(command)

@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +26,10 @@ from scalerl.cli.terminal import print_lines
 from scalerl.scaling import CurveError, Fit, advise, fit, forecast
 from scalerl.scaling.fit import usable_points
 from scalerl.scaling.price import shared_price
-from scalerl.tables.errors import LogError
 from scalerl.view.outlook import (
     Outlook,
     Source,
+    check_hours,
     forecast_dict,
     naming,
     read_sources,
@@ -238,37 +237,14 @@ def sources_of(paths: Sequence[Path], options: argparse.Namespace) -> list[Sourc
     Raises:
         UserError: A path has no curve, or several.
     """
-    bounds = tuple(options.bounds) if options.bounds else None
-    sources = read_sources(paths, options.compute, options.task, bounds, log_choices(options))
+    sources = read_sources(
+        paths, compute=options.compute, task=options.task, bounds=options.bounds, answers=options.answers,
+        **log_choices(options),
+    )  # fmt: skip
     if getattr(options, "price", None) is not None:
         for source in sources:
             check_hours(source)
-    if options.answers is None:
-        return sources
-    with_errors = []
-    for source in sources:
-        with naming(source):
-            with_errors.append(replace(source, curve=source.curve.with_answers(options.answers)))
-    return with_errors
-
-
-def check_hours(source: Source) -> None:
-    """Refuse the price of a device-hour for a log from which device-hours do not follow.
-
-    Raises:
-        LogError: The number of devices is missing, or the time of the steps.
-    """
-    log = source.log
-    if log is None or "device_hours" in log.rows[0]:
-        return
-    if log.clock:
-        text = f"--price needs device-hours: {source.name} has the time of its steps, but not the number of devices"
-        raise LogError(text, add=("--devices", "N"))
-    raise LogError(
-        f"--price needs device-hours: {source.name} has no time of its steps. If a column has the seconds of each "
-        "step, give it as --column seconds=NAME, with --devices N; else leave out --price",
-        without="--price",
-    )
+    return sources
 
 
 def fit_source(source: Source, options: argparse.Namespace) -> Fit:

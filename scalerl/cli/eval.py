@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # they import torch
 
 DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
 sampling and length limits of its recipe). A suite is a name (aime-24, math-500, gsm8k-test, ...),
-a copy of one (aime-24=FILE), or a file of prompts with answers. Without --suite, a run directory
+a copy of one (aime-24=FILE), or a file of prompts with answers (--data FILE). Without one, a run directory
 is evaluated on its held-out prompts."""
 
 MAX_TOKENS = 4096
@@ -46,7 +46,8 @@ def eval_parser() -> Parser:
     """Return the parser of `scalerl eval`."""
     parser = Parser(prog="scalerl eval", description=DESCRIPTION)
     parser.add_argument("model", help="model directory, hub name or run directory")
-    parser.add_argument("--suite", nargs="+", default=[], metavar="NAME_OR_FILE", help="suites or files to evaluate on")
+    words = "suites or files to evaluate on; --data FILE, as for `scalerl train`, is the same"
+    parser.add_argument("--suite", "--data", nargs="+", action="extend", default=[], metavar="NAME_OR_FILE", help=words)
     parser.add_argument("--samples", type=count, help="k, samples per prompt; default: the run's k, else 1")
     parser.add_argument("--prompts", type=count, help="number of prompts per suite, chosen by a hash of their content")
     parser.add_argument("--task", help="verifier of a file: math (default), arithmetic or code")
@@ -139,7 +140,9 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     if run and not (path / "model").is_dir():
         raise ConfigError(f"{path}: this run has no exported model yet; finish it with: scalerl resume {path}")
     if not run and not arguments.suite:
-        raise ConfigError("--suite: a value is needed, because this is not a run directory; give a suite or a file")
+        raise ConfigError(
+            "--suite or --data: a value is needed, because this is not a run directory; give a suite or a file"
+        )
     base = saved_config(path) if run else None
     place = str(path / "model") if run else arguments.model
     model = build(HuggingFaceModel, {"path": place, "revision": arguments.revision or "main"}, "options")

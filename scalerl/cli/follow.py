@@ -19,7 +19,8 @@ from scalerl.cli.terminal import print_lines
 from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
 from scalerl.core.limits import PAGE_CLOSE_S
-from scalerl.scaling.stop import FORMS, StopRule, judge, stop_rule
+from scalerl.core.stops import set_saved_note
+from scalerl.scaling.stop import FORMS, stop_rule
 from scalerl.view.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
 from scalerl.view.outlook import forecast_dict
 
@@ -82,12 +83,12 @@ def run_follow(words: list[str]) -> int:
             "SOURCE: got -; allowed: a log that can be read again, such as run.log of `train | tee run.log`"
         )
     rules = [stop_rule(text) for text in options.until]
-    log = FollowedLog(options.path, reading_of(options), options.every)
+    log = FollowedLog(options.path, reading_of(options), options.every, rules)
     if options.page:
         check_page()
     show = show_json if options.json else Lines().show
     with paged(log, show, options) if options.page else nullcontext():
-        return follow(log, rules, show, options)
+        return follow(log, show, options)
 
 
 @contextmanager
@@ -114,7 +115,7 @@ Show = Callable[[FollowedLog, Change], None]
 """Prints one change."""
 
 
-def follow(log: FollowedLog, rules: list[StopRule], show: Show, options: argparse.Namespace) -> int:
+def follow(log: FollowedLog, show: Show, options: argparse.Namespace) -> int:
     """Look at a log again and again; return the exit code."""
     moving = ""
     while True:
@@ -122,34 +123,31 @@ def follow(log: FollowedLog, rules: list[StopRule], show: Show, options: argpars
         changes = log.look()
         for change in changes:
             show(log, change)
+        set_saved_note(how_far(log))
         if log.outlook is not None and log.source is not None and log.version != version:
             before, moving = moving, log.source.about_bounds
             if moving and not before:
-                waits = "; until then, conditions on the gain and the ceiling wait" if rules else ""
+                waits = "; until then, conditions on the gain and the ceiling wait" if log.rules else ""
                 show(log, Change("bounds", moving + waits))
-            judged = [rule for rule in rules if rule.kind == "falling" or not moving]
-            if reason := met(log, judged):
+            if reason := next((judgment.text for judgment in log.judgments if judgment.holds), ""):
                 show(log, Change("condition", reason))
                 return 0
         if log.state == ENDED:
-            return missed(log, rules, "the run has ended") if rules else 0
+            return missed(log, "the run has ended") if log.rules else 0
         if time.monotonic() - log.changed_at > 3600 * options.patience:
-            return missed(log, rules, f"nothing new for {options.patience:g} hours: {log.detail or log.path}")
+            return missed(log, f"nothing new for {options.patience:g} hours: {log.detail or log.path}")
         time.sleep(max(0.0, start + log.rest_s - time.monotonic()))
 
 
-def met(log: FollowedLog, rules: list[StopRule]) -> str | None:
-    """Return the reason of the first condition that holds."""
-    assert log.outlook is not None
-    judged = (judge(rule, [log.outlook.fit]) for rule in rules)
-    return next((judgment.text for judgment in judged if judgment.holds), None)
-
-
-def missed(log: FollowedLog, rules: list[StopRule], why: str) -> int:
+def missed(log: FollowedLog, why: str) -> int:
     """Say why the command ends before a condition held, and how far each was; return the exit code."""
-    fits = [log.outlook.fit] if log.outlook else []
-    complain("; ".join([why, *(judge(rule, fits).text for rule in rules)]))
+    complain("; ".join(filter(None, [why, how_far(log)])))
     return FAILED
+
+
+def how_far(log: FollowedLog) -> str:
+    """Return how far each condition is from holding."""
+    return "; ".join(judgment.text for judgment in log.judgments)
 
 
 class Lines:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from typing import Any
 
 import tomli_w
 
@@ -16,7 +15,8 @@ from scalerl.cluster.layout import lay_out, lines
 from scalerl.cluster.plan import SpeedInputs, best_split, check_searched, lengths_of, run_estimate, with_layout
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, TinyModel, read_config
-from scalerl.config.base import Part, replace
+from scalerl.config.base import replace
+from scalerl.config.overrides import changed_values
 from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
@@ -123,17 +123,3 @@ def _packages(config: RunConfig) -> list[str]:
     if getattr(config.model, "lora", None) is None:
         return []
     return ["adapters need the package peft: pip install 'scalerl[lora]'"]
-
-
-def changed_values(part: Part) -> dict[str, Any]:
-    """Return the values of a record that differ from its defaults, with its kind, as TOML values."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, tuple):
-            values = [plain(item) for item in value]
-            return values[0] if len(value) == 1 and isinstance(value[0], Part) else values
-        return changed_values(value) if isinstance(value, Part) else "none" if value is None else value
-
-    fields = type(part).model_fields
-    changed = {name for name, value in part if value != fields[name].get_default(call_default_factory=True)}
-    return {name: plain(value) for name, value in part if name in changed | {"kind"}}

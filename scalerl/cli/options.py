@@ -21,8 +21,8 @@ from scalerl.cli.exits import complain
 from scalerl.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from scalerl.scaling.curve import LogChoices
     from scalerl.view.following import Reading
-    from scalerl.view.outlook import LogChoices
 
 
 class ParserRequest(Exception):

@@ -8,11 +8,14 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
+from scalerl.cluster.plan import expected_run, in_units, run_inputs, speeds_here
+from scalerl.cluster.sizing import longest_row, sized, this_machine
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import read_option, replace
 from scalerl.config.trust import check_trust
@@ -22,6 +25,8 @@ from scalerl.core.outputs import write_or_explain
 from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 from scalerl.core.stops import StopFlag
+from scalerl.core.working import Working
+from scalerl.models.sizes import sizes_of
 from scalerl.placement.devices import devices, needs
 from scalerl.prompts.files import check_prompt_files
 from scalerl.study.directory import StudyDirectory, equal_runs, take_over
@@ -29,6 +34,7 @@ from scalerl.study.display import StudyDisplay, describe
 from scalerl.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
 from scalerl.study.plan import MOST_SEEDS, Plan, check, read_plan, select, with_rates
 from scalerl.study.plans import PLANS
+from scalerl.training.planned import evaluated_sequences, mean_prompt, pool_of, resolved_here
 from scalerl.view.study import best_rates, study_results
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
@@ -60,7 +66,7 @@ def plan_or_resume(words: Sequence[str]) -> int:
 
     others = [StudyDirectory.open(path) for path in options.reuse]
     if options.dry_run:
-        _describe(plan, others)
+        _describe(plan, others, options.jobs or room_here())
         return 0
     _check_trust(plan, options.plan, options.trust, words)
     workers = _workers(options, plan)
@@ -84,12 +90,52 @@ def _check_saved(study: StudyDirectory, trusted: bool) -> None:
     check_trust(configs, f"a run in {study.path}", trusted=trusted)
 
 
-def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
-    """Print the arms, sizes and reused runs of a plan."""
-    print_lines(*describe(plan))
+def _describe(plan: Plan, others: Sequence[StudyDirectory], jobs: int) -> None:
+    """Print the arms, sizes, hours and reused runs of a plan."""
+    pool = pool_of(plan.config(plan.arm(plan.reference), plan.seeds[0]))
+    print_lines(*describe(plan, pool), f"  {_hours_line(plan, jobs)}")
     for key, run in equal_runs(plan, others).items():
         part = "" if run.steps == plan.run_config(key).steps else f"its first {run.steps} steps are "
         print_lines(f"  {key}: {part}reused from {run.path}")
+
+
+def _hours_line(plan: Plan, jobs: int) -> str:
+    """Return how long the runs of a plan take together, as a run with this configuration would on this machine."""
+    if find_spec("torch") is None:
+        return "duration: not known without torch, which says whether there is a GPU"
+    seconds = list[float]()
+    with Working("estimating"):
+        for arm in plan.arms:
+            try:
+                taken = _expected_seconds(plan.config(arm, plan.seeds[0]))
+            except ConfigError as error:
+                return f"duration: not known, because {arm.name} would not start here: {error}"
+            if taken is None:
+                return f"duration: not known for the engines of {arm.name}; `scalerl plan` takes their speeds"
+            seconds += [taken] * len(plan.seeds)
+    at_once = f", {in_units(sum(seconds) / jobs)} with {jobs} at a time" if jobs > 1 else ""
+    each = in_units(max(seconds)) if max(seconds) < 1.2 * min(seconds) else (
+        f"{in_units(min(seconds))} to {in_units(max(seconds))}"
+    )  # fmt: skip
+    return (
+        f"duration (estimate): {each} a run, {in_units(sum(seconds))} for {len(seconds)} runs{at_once}; "
+        "`scalerl train --dry-run` of one says from what"
+    )
+
+
+def _expected_seconds(config: RunConfig) -> float | None:
+    """Return the expected duration of a run here; None with engines whose speed is not known."""
+    if config.placement.backend != "local":
+        return None
+    resolved, sizes = resolved_here(config), sizes_of(config.model).sizes
+    machine = this_machine(resolved)
+    if machine.gpu is None and resolved.placement.engine == "vllm":
+        return None
+    resolved = sized(resolved, sizes, longest_row(resolved), machine)
+    evaluated = evaluated_sequences(resolved, pool_of(resolved))
+    gpu = machine.gpu.limit if machine.gpu is not None else ""
+    samples, trains, _ = speeds_here(resolved, sizes, gpu)
+    return 3600.0 * expected_run(resolved, run_inputs(sizes, samples, trains, mean_prompt(resolved), evaluated)).hours
 
 
 def _plan_parser() -> Parser:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli_w
 
 from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import print_lines
@@ -15,9 +16,10 @@ from scalerl.cluster.evaluations import curve_line
 from scalerl.cluster.layout import check, lay_out, lines
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import longest_row, sized, this_machine
-from scalerl.config import HuggingFaceModel, RunConfig, read_config, to_toml
+from scalerl.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
 from scalerl.config.base import read_option, replace
 from scalerl.config.data import PromptFile
+from scalerl.config.overrides import changed_values, preset_of
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import output_directory
@@ -28,6 +30,14 @@ from scalerl.models.files import check_model_files
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.choices import derived_sizes
 from scalerl.prompts.files import check_prompt_files
+from scalerl.training.planned import (
+    demonstration,
+    evaluated_sequences,
+    is_readable,
+    mean_prompt,
+    pool_of,
+    resolved_here,
+)
 from scalerl.training.run_dir import saved_config
 
 if TYPE_CHECKING:
@@ -45,10 +55,12 @@ options:
                   sizes of the preset
   --preset NAME   values to start from: lab (default), quick, long-tail,
                   small (default with your data), laptop (the same without a
-                  GPU), scalerl (the paper's sizes)
+                  GPU, or less, so that a laptop takes about ten minutes),
+                  scalerl (the paper's sizes)
   --run-dir DIR   directory of the run; default runs/NAME-NNN
-  --dry-run       print the configuration, the memory that it needs, what is
-                  free and the expected duration, and stop
+  --dry-run       print what differs from the preset, what follows from it (the
+                  memory, what is free, the expected duration), and stop
+  --all           with --dry-run: print every field of the configuration
   --trust         run the code that CONFIG.toml names without confirmation
   --help [GROUP]  this text, or the fields of a group, such as recipe.loss
   --model, --data, --task, --reward, --device, --suites: short names of fields
@@ -70,10 +82,13 @@ def run_train(words: list[str]) -> int:
     parser.add_argument("-h", "--help", nargs="?", const="")
     parser.add_argument("--run-dir")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--all", action="store_true")
     add_trust(parser, "the code that CONFIG.toml names")
     file, options, words = parse_with_config(parser, words)
     if options.run_dir == "":
         raise ConfigError("--run-dir: got an empty path; allowed: a new or empty directory")
+    if options.all and not options.dry_run:
+        raise ConfigError("--all: got it without --dry-run, whose output it completes; add --dry-run, or leave it out")
     config = read_config(file, words)
     if options.help is not None:
         from scalerl.cli.fields import field_help
@@ -81,14 +96,23 @@ def run_train(words: list[str]) -> int:
         print(*([] if options.help else [TRAIN_USAGE]), field_help(options.help, config), sep="\n")
         return 0
     check_inputs(config, weights=not options.dry_run)
+    config, demonstrated = demonstration(file, words)
     if options.dry_run:
         if options.run_dir is not None:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         with Working("reading model and prompts"):
-            lines = _dry_run(config)
-        print_lines(*lines)
+            decided, about = _dry_run(config)
+        about = [*demonstrated, *about]
+        if options.all:
+            print_lines(*to_toml(decided).split("\n"), *(f"# {line}" for line in about))
+            return 0
+        preset = preset_of(file, words)
+        own = tomli_w.dumps({"preset": preset, **changed_values(decided, PRESETS[preset])})
+        print_lines(*own.split("\n"), *(f"# {line}" for line in about), ALL_FIELDS)
         return 0
     check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=words)
+    if demonstrated:
+        print_lines(*demonstrated)
     with output_directory(options.run_dir, Path("runs"), config.recipe.name) as path:
         return _run(config, lambda launch: partial(launch.start, config, path))
 
@@ -104,16 +128,18 @@ def check_inputs(config: RunConfig, *, weights: bool = True) -> None:
         check_model_files(config.model.path, weights=weights)
 
 
-def _dry_run(config: RunConfig) -> list[str]:
-    """Return the configuration as TOML, with sizes, placement, memory and duration as comments.
+ALL_FIELDS = "# These fields differ from the preset; --dry-run --all prints every field."
+
+
+def _dry_run(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Return the configuration, and lines with its sizes, placement, memory, duration and curve.
 
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
-    from scalerl.training.resolve import resolve_hardware, with_length_of_model
+    from scalerl.training.resolve import with_length_of_model
 
-    local = config.placement.backend == "local" and config.hardware.device != "cuda"  # else planned for other machines
-    resolved = replace(config, hardware=resolve_hardware(config.hardware)) if local else config
+    resolved = resolved_here(config)
     sizes, machine = sizes_of(resolved.model), this_machine(resolved)
     read, chosen = prompts_here(resolved), list[str]()
     split, tokenizer = read or (None, None)
@@ -122,21 +148,16 @@ def _dry_run(config: RunConfig) -> list[str]:
         resolved = with_length_of_model(resolved, tokenizer, prompts, chosen.append)
         config = replace(config, recipe=resolved.recipe)
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-    mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else 0.0
+    mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(resolved)
     row_tokens = longest_row(resolved, longest)
     resolved = sized(resolved, sizes.sizes, row_tokens, machine)
     layout = lay_out(resolved, sizes)
     check(resolved, layout)
-    about = [*chosen, *derived_sizes(resolved), *lines(resolved, layout)]
+    pool = pool_of(resolved, split)
+    about = [*chosen, *derived_sizes(resolved, pool), *lines(resolved, layout)]
     if resolved.placement.backend == "local":
-        about += run_lines(resolved, sizes.sizes, row_tokens, machine, mean)
-    held_out = Counter(prompt.task for prompt in split.held_out) if split else {}
-    about += [curve_line(resolved, held_out), *(split.notes if split else ())]
-    return [*to_toml(config).split("\n"), *(f"# {line}" for line in about)]
-
-
-MOST_READ = 20_000_000
-"""Bytes of prompt files up to which a dry run reads them."""
+        about += run_lines(resolved, sizes.sizes, row_tokens, machine, mean, evaluated_sequences(resolved, pool))
+    return config, [*about, curve_line(resolved, pool.held_out), *(split.notes if split else ())]
 
 
 def prompts_here(config: RunConfig) -> tuple[PromptSplit, Any] | None:
@@ -148,7 +169,7 @@ def prompts_here(config: RunConfig) -> tuple[PromptSplit, Any] | None:
     model, paths = Path(getattr(config.model, "path", "")), [getattr(task, "path", "") for task in config.data]
     if not all(isinstance(task, PromptFile) for task in config.data) or not (model / "tokenizer.json").is_file():
         return None
-    if not all(Path(path).is_file() and Path(path).stat().st_size <= MOST_READ for path in paths):
+    if not all(map(is_readable, paths)):
         return None
     from scalerl.models.loading import end_tokens, load_tokenizer
     from scalerl.prompts.dataset import load_prompts

@@ -349,26 +349,42 @@ def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, eva
         evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
         gpu: Name of the GPU as torch reports it; empty if it is not here.
     """
-    hardware = config.hardware
-    if hardware.device == "cuda":
-        known = next((one for one in GPUS.values() if one.name in gpu.replace(" ", "")), GPUS["H100"])
-        samples = trains = Assumptions(known)
-        source = f"the data sheet of {known.name}"
-    else:
-        samples = this_cpu(max(1, hardware.generator_threads), sizes.layers)
-        trains = this_cpu(max(1, hardware.trainer_threads), sizes.layers)
-        source = f"a product on this CPU at {trains.gpu.flops / 1e9:,.0f} GFLOP/s"
-    model, lengths = SizedModel(sizes, ""), lengths_of(config, None)
-    inputs = SpeedInputs(model, trains, updates=ESTIMATED, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
-    generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths)
-    # decode steps in lockstep take long to simulate one by one, and change the duration of a run little
-    run = simulate(replace(config, rollouts=replace(config.rollouts, schedule="eager")), inputs, lengths, coarse=True)
+    samples, trains, source = speeds_here(config, sizes, gpu)
+    inputs = run_inputs(sizes, samples, trains, prompt, evaluated)
+    generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths_of(config, None))
+    run = expected_run(config, inputs)
     return (
         f"duration (estimate): {in_units(3600.0 / run.figures.updates_per_h)} per update (sampling "
         f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * run.hours)} for {config.steps:,} "
         f"updates and {count_of(config)} evaluations of {in_units(run.eval_s)}; from a simulation with FLOPs, a mean "
         f"length of {expected_tokens(config):,} tokens, and {source}"
     )
+
+
+def speeds_here(config: RunConfig, sizes: ModelSizes, gpu: str = "") -> tuple[Assumptions, Assumptions, str]:
+    """Return the speeds of sampling and of training on this machine, and in words where they are from."""
+    hardware = config.hardware
+    if hardware.device == "cuda":
+        known = next((one for one in GPUS.values() if one.name in gpu.replace(" ", "")), GPUS["H100"])
+        return Assumptions(known), Assumptions(known), f"the data sheet of {known.name}"
+    samples = this_cpu(max(1, hardware.generator_threads), sizes.layers)
+    trains = this_cpu(max(1, hardware.trainer_threads), sizes.layers)
+    return samples, trains, f"a product on this CPU at {trains.gpu.flops / 1e9:,.0f} GFLOP/s"
+
+
+def run_inputs(
+    sizes: ModelSizes, samples: Assumptions, trains: Assumptions, prompt: float = 0.0, evaluated: int = 0
+) -> SpeedInputs:
+    """Return what the duration of a run is estimated from; `prompt` and `evaluated` as for `duration_line`."""
+    model = SizedModel(sizes, "")
+    return SpeedInputs(model, trains, updates=ESTIMATED, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
+
+
+def expected_run(config: RunConfig, inputs: SpeedInputs) -> RunEstimate:
+    """Return what the simulation of a few updates expects of a run."""
+    # decode steps in lockstep take long to simulate one by one, and change the duration of a run little
+    eager = replace(config, rollouts=replace(config.rollouts, schedule="eager"))
+    return simulate(eager, inputs, lengths_of(config, None), coarse=True)
 
 
 def in_units(seconds: float) -> str:

@@ -36,35 +36,31 @@ ALIASES = {
 _ALIAS_KINDS = {"model": ("model", "hf"), "data": ("data", "file")}
 
 
-def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]) -> RunConfig:
+def read_config(
+    file: Path | None, overrides: Sequence[str] | Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> RunConfig:
     """Read a TOML file and overrides into one validated configuration.
 
     Args:
         file: TOML file with the sections of RunConfig, and optionally `preset = "lab"`; None: the preset alone.
         overrides: Words of a command line such as `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, with dotted
             names or those in ALIASES; or a mapping of these names to values, `{"recipe.loss.max_ratio": 4}`.
+        defaults: Values by these names in the place of those of the preset.
 
     Raises:
         ConfigError: The file is unreadable, a key is unknown, a type is wrong, or a value is out of range.
     """
     values = read_toml(file) if file else {}
     source = str(file) if file else "command line"
-    typed = _read_values(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides)
-    preset = typed.pop("preset", values.pop("preset", None))
-    if preset is None:
-        merged = merge(values, typed)
-        tasks = merged.get("data", {})
-        tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
-        has_own_data = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
-        preset = _own_data_preset(merged) if has_own_data else "lab"
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
+    typed = _typed(overrides)
+    preset = _pop_preset(values, typed)
     length = typed["recipe"].get("length") if isinstance(typed.get("recipe"), Mapping) else None
     length = {"kind": length} if isinstance(length, str) else length
     if isinstance(length, Mapping) and length.get("kind", "interruption") == "interruption":
         # whoever types an interruption means it, whatever the model
         typed["recipe"] = {**typed["recipe"], "length": {"models": "all", **length}}
-    from_file = _merge_recipe(_preset_values(preset, values, typed), values)
+    start = merge(_preset_values(preset, values, typed), _read_values(defaults or {}))
+    from_file = _merge_recipe(start, values)
     try:
         return build(RunConfig, _merge_recipe(from_file, typed), "command line")
     except ConfigError as error:
@@ -74,6 +70,37 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
             if str(file_error) == str(error):  # an error of the file is reported with its name
                 raise ConfigError(str(file_error).replace("command line", source, 1)) from None
         raise
+
+
+def preset_of(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the name of the preset from which `read_config` starts; arguments and errors are its own."""
+    return _pop_preset(read_toml(file) if file else {}, _typed(overrides))
+
+
+def fields_given(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]) -> set[str]:
+    """Return the outer fields that a file or a command line sets, "preset" among them; arguments as for `read_config`.
+
+    Example: {"model", "data", "steps"}
+    """
+    return {*(read_toml(file) if file else {}), *_typed(overrides)}
+
+
+def _typed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    return _read_values(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides)
+
+
+def _pop_preset(values: dict[str, Any], typed: dict[str, Any]) -> str:
+    """Remove the preset from the values of a file and of a command line, and return it or the one that suits them."""
+    preset = typed.pop("preset", values.pop("preset", None))
+    if preset is None:
+        merged = merge(values, typed)
+        tasks = merged.get("data", {})
+        tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
+        has_own_data = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
+        preset = _own_data_preset(merged) if has_own_data else "lab"
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
+    return preset
 
 
 def _own_data_preset(values: Mapping[str, Any]) -> str:
@@ -186,6 +213,31 @@ def to_toml(config: RunConfig) -> str:
     import tomli_w
 
     return tomli_w.dumps(_without_nulls(plain_values(config, mode="json")))
+
+
+def changed_values(part: Part, base: Part | None = None) -> dict[str, Any]:
+    """Return the values of a record that differ from those of another one, with its kind, as TOML values.
+
+    Args:
+        part: The record.
+        base: The other one; None, or one of another kind: its defaults.
+    """
+
+    def plain(value: Any, other: Any) -> Any:
+        if isinstance(value, tuple):
+            values = [plain(item, None) for item in value]
+            return values[0] if len(value) == 1 and isinstance(value[0], Part) else values
+        if isinstance(value, Part):
+            return changed_values(value, other if isinstance(other, Part) else None)
+        return "none" if value is None else value
+
+    fields, like = type(part).model_fields, base if type(base) is type(part) else None
+    others = dict(like) if like is not None else {
+        name: field.get_default(call_default_factory=True) for name, field in fields.items()
+    }  # fmt: skip
+    changed = {name for name, value in part if value != others[name]}
+    kind = {"kind"} if like is None else set()
+    return {name: plain(value, like and others[name]) for name, value in part if name in changed | kind}
 
 
 def groups(cls: type[Part] = RunConfig, name: str = "") -> list[tuple[str, type[Part]]]:

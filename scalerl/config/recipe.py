@@ -86,7 +86,14 @@ class Reinforce(Part):
     kind: Literal["reinforce"] = "reinforce"
 
 
-Loss = Annotated[Cispo | Dapo | Grpo | Gspo | Reinforce | Custom, Field(discriminator="kind")]
+class CustomLoss(Custom):
+    """Your loss by import path (docs/extending.md); it is checked on a synthetic batch when a run starts."""
+
+    any_direction: bool = False
+    """Whether a step may lower the probability of tokens with a positive advantage; else such a loss does not start."""
+
+
+Loss = Annotated[Cispo | Dapo | Grpo | Gspo | Reinforce | CustomLoss, Field(discriminator="kind")]
 
 # ---------------------------------------------------------------------------------------------------------- off-policy
 

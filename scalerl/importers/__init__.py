@@ -1,9 +1,9 @@
 """Reads the logs of any trainer into points that `scalerl.scaling` fits. Does not import torch.
 
 >>> from scalerl.importers import read
->>> from scalerl.scaling import Curve, fit
->>> imported = read("run.log", devices=8)  # a verl console log          # doctest: +SKIP
->>> print(fit(Curve.from_rows(imported.rows)))                            # doctest: +SKIP
+>>> print(*read("run.log", devices=8).lines())  # a verl console log     # doctest: +SKIP
+
+`scalerl.fit("run.log", devices=8)` reads and fits it.
 """
 
 from scalerl.importers.dialects import IMPORTERS

@@ -25,7 +25,7 @@ from scalerl.importers.dialects import GENERAL_STEPS
 from scalerl.importers.join import coalesced, last_of_each, row_steps
 from scalerl.importers.runs import TASKS, of_run, rows_of_run, with_phases
 from scalerl.importers.windows import marks, windows
-from scalerl.scaling.curve import TRAINING_REWARD
+from scalerl.scaling.curve import TRAINING_REWARD, listed
 from scalerl.tables.errors import CurveError, LogError, TooEarly
 from scalerl.tables.forms import read_table
 from scalerl.tables.names import EVALUATION_WORD
@@ -73,6 +73,8 @@ class Imported:
     """Metrics that could be chosen instead."""
     start: str = ""
     """What is known about the level before training."""
+    merged: tuple[str, ...] = ()
+    """Notes about evaluations that are no points: averaged, repeated, or without a number or a step."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was read as JSON values, without the points."""
@@ -461,8 +463,8 @@ def points_of(
     Raises:
         CurveError: The metric has no number, or lies outside given bounds.
     """
-    picked_E, value_E, more = evaluations(table, step_N, candidate)
-    notes = [*notes, *more]
+    picked_E, value_E, merged = evaluations(table, step_N, candidate)
+    notes = [*notes, *merged]
     pulse = pulse_of(table, dialect, candidate)
     compute = compute_of(table, step_N, picked_E, dialect, candidate, pulse, devices, columns)
     limits, bounds_origin, more = bounds_of(table.select(rows_mask(table, picked_E)), dialect, candidate.metric, bounds)
@@ -507,6 +509,7 @@ def points_of(
         bounds_origin=bounds_origin,
         others=tuple(dict.fromkeys(c.metric for c in alternatives if c.metric != candidate.metric)),
         start=start_of(rows, compute.axis, candidate.training),
+        merged=tuple(merged),
     )
 
 
@@ -561,12 +564,19 @@ def evaluations(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDAr
     first_E, ends_E = value_N[picked_E[starts]], picked_E[starts + sizes - 1]
     mean_E = first_E + np.add.reduceat(value_N[picked_E] - np.repeat(first_E, sizes), starts) / sizes
     meant = int((sizes - 1).sum())
-    notes += [f"further rows of a step, of which the mean counts: {meant}"] if meant else []
+    notes += [f"further rows of a step, of which the mean counts: {meant}, {at_steps(step_N[ends_E[sizes > 1]])}"] \
+        if meant else []  # fmt: skip
     _, last_E = last_of_each(step_N[ends_E], np.arange(len(ends_E), dtype=np.float64))
-    repeated = len(ends_E) - len(last_E)
-    notes += [f"repeated evaluations of a step, of which the last counts: {repeated}"] if repeated else []
+    distinct, times = np.unique(step_N[ends_E], return_counts=True)
+    repeated, again = len(ends_E) - len(last_E), at_steps(distinct[times > 1])
+    notes += [f"repeated evaluations of a step, of which the last counts: {repeated}, {again}"] if repeated else []
     last = last_E.astype(np.intp)
     return ends_E[last], mean_E[last], notes
+
+
+def at_steps(steps: Array) -> str:
+    """Return the first of some steps as text."""
+    return f"at step {listed([f'{step:g}' for step in steps.tolist()])}"
 
 
 def as_rows(cells: Mapping[str, Array], task: str) -> list[dict[str, Any]]:

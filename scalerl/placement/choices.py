@@ -7,11 +7,12 @@ configurations that they only consider.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from scalerl.config.base import replace
-from scalerl.config.data import is_suite
+from scalerl.config.data import is_suite, shares
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe
 from scalerl.config.run import Learner, RunConfig
@@ -217,14 +218,31 @@ def lag_ticks(config: RunConfig) -> int:
     return math.ceil(1.5 * config.recipe.completions_per_step * expected_tokens(config) / slots_of(config))
 
 
-def derived_sizes(config: RunConfig) -> list[str]:
-    """Return the derived sizes as lines of text, for the start of a run."""
+class Pool(NamedTuple):
+    """Prompts of a run by task, as far as they are known.
+
+    Example: Pool(training={"gsm8k": 7273}, held_out={"gsm8k": 200})
+    """
+
+    training: Mapping[str, int]
+    held_out: Mapping[str, int]
+
+
+def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
+    """Return the derived sizes as lines of text, for the start of a run; `pool` has its prompts, if they are known."""
+    pool = pool or Pool({}, {})
     recipe, checks = config.recipe, config.evaluation
     total = recipe.completions_per_step
     longest = recipe.length.max_tokens
     most = "at most " if checks.prompts == "auto" else ""
     sets = " and ".join(
-        ("all prompts" if is_suite(task) else f"{most}{checks.held_out_of(task)} held-out prompts")
+        (
+            f"{pool.held_out[task.curve]} held-out prompts"
+            if task.curve in pool.held_out
+            else "all prompts"
+            if is_suite(task)
+            else f"{most}{checks.held_out_of(task)} held-out prompts"
+        )
         + (f" of {task.curve}" if len(config.data) > 1 else "")
         + (f" ({task.samples} samples each)" if task.samples else "")
         for task in config.data
@@ -246,7 +264,32 @@ def derived_sizes(config: RunConfig) -> list[str]:
         f"evaluation every {checks.every} steps{beside}: {sets} x {checks.samples} samples",
         config.checkpoint.policy(checks.every),
         *_aggregation_line(config),
+        *_draws_lines(config, pool.training),
     ]
+
+
+MANY_DRAWS = 20.0
+"""Draws of each prompt above which a run is cautioned about them (docs/recipe.md#zero-variance-filter and below it)."""
+
+
+def _draws_lines(config: RunConfig, training: Mapping[str, int]) -> list[str]:
+    """Return how often each training prompt is drawn, a line for each task whose prompts are known."""
+    drawn = config.steps * config.recipe.prompts_per_step
+    lines = []
+    for name, share in shares(config.data).items():
+        if not share or not training.get(name):
+            continue
+        times = share * drawn / training[name]
+        of_task = f" of {name}" if len(config.data) > 1 else ""
+        caution = (
+            f". Caution: more than {MANY_DRAWS:g} times, a policy learns a small set by heart, and wrong references "
+            "ruin it: add prompts, lower steps, or check the references"
+        )
+        lines.append(
+            f"prompts: each of {training[name]:,} training prompts{of_task} is drawn {times:.1f} times"
+            f"{caution if times > MANY_DRAWS else ''}"
+        )
+    return lines
 
 
 def _aggregation_line(config: RunConfig) -> list[str]:

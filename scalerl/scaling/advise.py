@@ -15,10 +15,11 @@ import numpy as np
 from scalerl.scaling.cases import Action, Counted, count, kind_of
 from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.falls import has_fallen
-from scalerl.scaling.fit import UNLAWFUL, Fit
+from scalerl.scaling.fit import UNLAWFUL, Fit, checked_fit
 from scalerl.scaling.forecast import amount, gain_at
 from scalerl.scaling.health import Symptom, decline
 from scalerl.scaling.law import Array
+from scalerl.scaling.notebook import Guided
 from scalerl.scaling.price import Cost, cost_of
 from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.scaling.units import compute_text, factor_text, number_text
@@ -47,7 +48,7 @@ class Future:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Guided):
     """What to do with a run, what it gains and costs, and how often such advice was right.
 
     The same object is behind `scalerl fit`, the page, trackers, the callback and Python.
@@ -114,6 +115,7 @@ def advise(
     Raises:
         CurveError: The budget is already spent, the gain is not positive, or the price cannot be used.
     """
+    checked_fit(fit)
     curve, last, total = fit.curve, fit.last_compute, amount(budget, fit)
     if total <= last:
         raise CurveError(

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.baselines import BASELINES, Predictor
-from scalerl.scaling.curve import Curve
+from scalerl.scaling.curve import Curve, checked_curve
 from scalerl.scaling.estimate import as_json
 from scalerl.scaling.fit import Band, Fit, fit
 from scalerl.scaling.law import Array
+from scalerl.scaling.notebook import Guided
 from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import CurveError
 
@@ -67,7 +68,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Backtest:
+class Backtest(Guided):
     """Scores at several splits; prints as a table."""
 
     splits: tuple[Split, ...]
@@ -95,6 +96,7 @@ def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7)) -> Back
     Raises:
         CurveError: A fraction is outside (0, 1), or there are too few points before a split or none after it.
     """
+    checked_curve(curve)
     return Backtest(tuple(split_at(curve, fraction) for fraction in fractions))
 
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from scalerl.scaling.curve import Curve, as_curve
+from scalerl.scaling.curve import Curve, checked_curve
 from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.families import LEVEL
 from scalerl.scaling.fit import Fit, fit
@@ -83,8 +82,8 @@ ALIKE = {
 }
 """Fields of curves that must be equal: in words, and what to do if they are not."""
 
-Run = Curve | Fit | str | Path
-"""One run as given by the caller: its curve, its fit, or the path of its file or directory."""
+Run = Curve | Fit
+"""One run as given by the caller: its curve or its fit."""
 
 Runs = Run | Sequence[Run]
 """One side as given by the caller."""
@@ -222,7 +221,7 @@ def compare(
     """Compare two recipes by their runs.
 
     Args:
-        first: One or several seeds of one recipe, as curves, fits or paths.
+        first: One or several seeds of one recipe, as curves or fits.
         second: One or several seeds of the other recipe.
         level: Metric level at which compute is compared; None: four fifths of the climb to the level that both sides
             have reached.
@@ -314,9 +313,9 @@ def measured_verdict(measured: Lead, needed_D: Array) -> tuple[Verdict, Winner |
 
 
 def as_list(runs: Runs) -> list[Curve | Fit]:
-    """Return one side as a list of curves and fits; paths are read."""
-    several = [runs] if isinstance(runs, Curve | Fit | str | Path) else list(runs)
-    return [run if isinstance(run, Fit) else as_curve(run) for run in several]
+    """Return one side as a list of curves and fits."""
+    several = list(runs) if isinstance(runs, list | tuple) else [runs]
+    return [run if isinstance(run, Fit) else checked_curve(run) for run in several]
 
 
 def as_fits(runs: Runs) -> tuple[Fit, ...]:

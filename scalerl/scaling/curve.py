@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl.core.calls import checked
 from scalerl.scaling.law import Array
-from scalerl.scaling.notebook import Scale, plot
+from scalerl.scaling.notebook import PLOT_HABITS, Guided, Scale, plot
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
 from scalerl.tables.errors import CurveError
 from scalerl.tables.names import AXES, METRICS
-from scalerl.tables.table import MOST_WORDS, Table, table_of, table_of_columns
+from scalerl.tables.table import MOST_WORDS, Table, table_of
 
 TRAINING_REWARD = "training reward"
 """What the column `kind` of imported rows says, if the metric is the reward of training."""
@@ -31,8 +32,59 @@ LARGEST = 1e100
 """Largest compute, metric and standard error. Their squares and products are finite."""
 
 
+class LogChoices(TypedDict, total=False):
+    """How the log of another trainer is read; the arguments of `importers.read`.
+
+    Example: `{"metric": "eval/accuracy", "devices": 8.0}`
+    """
+
+    source: str | None
+    """Trainer of the log; None: recognized by its columns."""
+    metric: str | None
+    """Metric of the log; None: a score on held-out prompts, else the reward of training."""
+    run: str | None
+    """Name of the run; required if a log has several."""
+    devices: float | None
+    """Number of accelerators, for device-hours."""
+    columns: Mapping[str, str] | None
+    """Column by role, `{"step": "iteration"}`: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or
+    stderr."""
+
+
+READ_HABITS = {
+    words: hint
+    for names, hint in {
+        "x step x_col xcol on index time": "columns={{'step': {value}}} for the column of the steps",
+        "y acc accuracy metric_name metric_key y_col ycol key score value column": "metric={value}",
+        "gpus n_gpus num_gpus ngpus gpu num_devices n_devices world_size": "devices={value}",
+        "axis unit compute_axis x_axis": "compute={value}",
+        "name run_name run_id experiment": "run={value}",
+        "range limits ylim min_max": "bounds=(LOW, HIGH)",
+        "trainer format from_ framework": "source={value}",
+    }.items()
+    for words in names.split()
+}
+"""What to write instead of keywords that users of other packages try, by keyword; `{value}` stands for the argument."""
+
+
+class ReadOptions(LogChoices, total=False):
+    """How the points of a run are read: the options of the commands that read curves, with their names.
+
+    Example: `{"metric": "eval_accuracy", "columns": {"step": "global_step"}, "devices": 8, "bounds": (0, 100)}`
+    """
+
+    compute: str | None
+    """Compute axis: device_hours, flops, tokens or step; None: that of the run, or the first that the rows have."""
+    task: str | None
+    """Name of the task; required if there are several."""
+    bounds: Sequence[float] | None
+    """Minimum and maximum of the metric; None: by its name, or from its values."""
+    answers: float | None
+    """Answers behind each point of rows without a column stderr or answers, which give its noise."""
+
+
 @dataclass(frozen=True, eq=False, init=False, repr=False)
-class Curve:
+class Curve(Guided):
     """The metric of a run on held-out prompts, against the compute used up to each evaluation.
 
     Repairs, each recorded in `notes`: rows out of order are sorted, rows at the same compute are averaged, rows
@@ -83,6 +135,7 @@ class Curve:
     training: bool = False
     """Whether the metric is the reward of training prompts, and not a score on held-out ones."""
 
+    @checked(also="Curve.read(data) reads files, runs, data frames and rows")
     def __init__(
         self,
         compute: ArrayLike,
@@ -104,7 +157,7 @@ class Curve:
         lengths = {name: len(column_N) for name, column_N in columns.items()}
         if len(set(lengths.values())) > 1:
             raise CurveError(f"columns must have the same length; got {lengths}")
-        columns, repairs = repaired(columns)
+        columns, repairs = repaired(columns, axis)
         check_range(columns["compute"], columns["metric"], low, high)
         if "answers" in columns:
             columns["answers"][columns["answers"] < 1] = np.nan
@@ -129,9 +182,10 @@ class Curve:
     def __repr__(self) -> str:
         return f"Curve({self})"
 
-    def plot(self, axes: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
+    @checked(habits=PLOT_HABITS)
+    def plot(self, ax: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
         """Draw the points with their fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
-        return plot(self, axes, name=name, scale=scale, dark=dark)
+        return plot(self, ax, name=name, scale=scale, dark=dark)
 
     def __str__(self) -> str:
         name = f"{self.label}: " if self.label else ""
@@ -207,35 +261,24 @@ class Curve:
         )
 
     @classmethod
-    def read(
-        cls,
-        path: str | Path,
-        *,
-        axis: str | None = None,
-        task: str | None = None,
-        metric: str | None = None,
-        bounds: tuple[float, float] | None = None,
-    ) -> Curve:
-        """Read the curve of a file with named columns, or of a run directory.
+    @checked(ReadOptions.__annotations__, READ_HABITS)
+    def read(cls, data: Any, **reading: Unpack[ReadOptions]) -> Curve:
+        """Read the curve of whatever has its points, as the commands do.
 
         Args:
-            path: File, or directory with a points.jsonl.
-            axis: Compute column; None: the first of `AXES` that exists.
-            task: Name of the task; required if the file has several.
-            metric: Metric column; None: the first of `METRICS` that exists.
-            bounds: Smallest and largest possible value of the metric; None: as the rows say, or 0 and 1.
+            data: The path of a file, run or log; a data frame, rows (dicts) or columns by name.
+            reading: How it is read (`ReadOptions`).
 
         Raises:
-            CurveError: The file or its columns cannot be used; the message states what to do.
+            CurveError: It cannot be read as a curve; the message states what to do.
         """
-        from scalerl.tables.forms import read_table  # who has the points already does not read files
-
-        curve = cls.of_table(read_table(path, points=True), str(path), axis, task, metric, bounds)
-        return replace(curve, label=curve.label or Path(path).stem)
+        # by name, because the packages below `view` do not import it
+        curve: Curve = import_module("scalerl.view.outlook").curve_from(data, **reading)
+        return curve
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **choices: Any) -> Curve:
-        """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in `read`."""
+        """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in `of_table`."""
         return cls.of_table(table_of(rows), "the rows", **choices)
 
     @classmethod
@@ -243,7 +286,19 @@ class Curve:
         cls, table: Table, source: str, axis: str | None = None, task: str | None = None, metric: str | None = None,
         bounds: tuple[float, float] | None = None,
     ) -> Curve:  # fmt: skip
-        """Return the curve of a table with named columns; `source` is its name for messages, the rest as in `read`."""
+        """Return the curve of a table with the columns of points.
+
+        Args:
+            table: The table.
+            source: Its name for messages.
+            axis: Compute column; None: the first of `AXES` that exists.
+            task: Name of the task; required if there are several.
+            metric: Metric column; None: the first of `METRICS` that exists.
+            bounds: Smallest and largest possible value of the metric; None: as the rows say, or 0 and 1.
+
+        Raises:
+            CurveError: The table or its columns cannot be used; the message states what to do.
+        """
         table, label = one_task(table, task, source)
         axis_name = column(table, axis, AXES, "compute", source)
         metric_name = column(table, metric, METRICS, "metric", source)
@@ -262,37 +317,13 @@ class Curve:
         )  # fmt: skip
 
 
-def as_curve(data: Any, metric: ArrayLike | None = None) -> Curve:
-    """Return a curve from whatever has its points.
-
-    Args:
-        data: A curve; the path of a file or run directory; rows or a data frame with named columns; or, with `metric`,
-            the compute of each point.
-        metric: The metric of each point, if `data` is their compute.
-
-    Raises:
-        CurveError: It is none of these, or cannot be used as a curve.
-    """
-    if metric is not None:
-        if isinstance(data, Curve | str | Path):
-            raise CurveError(f"with a metric, the first argument is the compute of each point; got {data!r:.60}")
-        return Curve(data, metric)
+def checked_curve(data: Any) -> Curve:
+    """Return a curve after checking that it is one; `scalerl.fit` and its like read whatever else has the points."""
     if isinstance(data, Curve):
         return data
-    if isinstance(data, str | Path):
-        return Curve.read(data)
-    # pandas and polars: named columns that give lists
-    if hasattr(data, "columns") and hasattr(data, "__getitem__"):
-        columns = {str(name): list(data[name]) for name in data.columns}
-        return Curve.of_table(table_of_columns(columns), "the data frame")
-    if isinstance(data, Mapping):
-        columns = {str(name): list(values) for name, values in data.items()}
-        return Curve.of_table(table_of_columns(columns), "the columns")
-    if isinstance(data, list | tuple) and data and all(isinstance(row, Mapping) for row in data):
-        return Curve.from_rows(data)
     raise CurveError(
-        f"got a {type(data).__name__}; allowed: a Curve, the path of a file or run, rows or a data frame with a "
-        "compute and a metric column, or compute and metric as two arguments"
+        f"got a {type(data).__name__}; allowed: a Curve, such as Curve(compute, metric) or Curve.read(data). "
+        "scalerl.fit and its like read files, runs, data frames and rows"
     )
 
 
@@ -401,7 +432,7 @@ def as_numbers(name: str, values: ArrayLike) -> Array:
     return array
 
 
-def repaired(columns: dict[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:
+def repaired(columns: dict[str, Array], axis: str) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Return the columns without empty rows, in order of compute, with one row per compute, and notes about repairs."""
     notes: list[str] = []
     full_N = ~(np.isnan(columns["compute"]) | np.isnan(columns["metric"]))
@@ -415,13 +446,19 @@ def repaired(columns: dict[str, Array]) -> tuple[dict[str, Array], tuple[str, ..
     columns = given = {name: column_N[order_N] for name, column_N in columns.items()}
     distinct, first, count = np.unique(columns["compute"], return_index=True, return_counts=True)
     if len(distinct) < len(order_N):
-        repeats = rows(len(order_N) - len(distinct))
-        notes.append(f"averaged because they have the same compute as another row: {repeats}")
+        shared = [f"{n} at {compute_text(c, axis)}" for c, n in zip(distinct, count, strict=True) if n > 1]
+        notes.append(f"averaged because they have the same compute: {listed(shared)}")
         sums = {name: np.add.reduceat(column_N, first) for name, column_N in columns.items()}
         columns = {**sums, "compute": distinct, "metric": sums["metric"] / count}
         if "stderr" in given:
             columns["stderr"] = np.sqrt(np.add.reduceat(given["stderr"] ** 2, first)) / count
     return columns, tuple(notes)
+
+
+def listed(items: Sequence[str], most: int = 4) -> str:
+    """Return the first items in one line, and how many more there are."""
+    more = [f"and {len(items) - most} more"] if len(items) > most else []
+    return ", ".join([*items[:most], *more])
 
 
 def rows(count: int) -> str:

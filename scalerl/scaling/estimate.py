@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.law import Array
+from scalerl.scaling.notebook import Guided
 
 INTERVAL_MASS = 0.90
 """Nominal probability of every interval in this package."""
@@ -38,7 +39,7 @@ def with_error(mean: float, stderr: float = math.nan) -> str:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Guided):
     """One quantity with its 90% interval.
 
     Example: `Estimate(mean=0.612, sd=0.008, low=0.598, high=0.627)` prints as
@@ -56,6 +57,9 @@ class Estimate:
 
     high: float
     """Upper end of the 90% interval."""
+
+    def __float__(self) -> float:
+        return self.mean
 
     def __str__(self) -> str:
         if self.sd == 0:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl.scaling.curve import Curve, as_curve, thinned
+from scalerl.core.calls import checked
+from scalerl.scaling.curve import Curve, checked_curve, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, quantiles, summarize, weighted_mean
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import averaged_in, local_noise
-from scalerl.scaling.notebook import InNotebooks, Scale, plot
+from scalerl.scaling.notebook import PLOT_HABITS, InNotebooks, Scale, plot
 from scalerl.scaling.posterior import Posterior, posterior
 from scalerl.scaling.sampling import MIN_POINTS, Prior, least_midpoint
 from scalerl.scaling.units import range_text
@@ -124,9 +125,10 @@ class Fit(InNotebooks):
         """Draws of the parameters if the run climbs, with equal weights, each of shape (D,)."""
         return self.posterior.law_sample
 
-    def plot(self, axes: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
+    @checked(habits=PLOT_HABITS)
+    def plot(self, ax: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
         """Draw points, fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
-        return plot(self, axes, name=name, scale=scale, dark=dark)
+        return plot(self, ax, name=name, scale=scale, dark=dark)
 
     @property
     def identified(self) -> bool:
@@ -167,6 +169,7 @@ class Fit(InNotebooks):
         """Return the probability that the level rises by more than a gain until a compute, from the band's draws."""
         return float(self.posterior.wide_D[self.posterior.gain(compute) > gain].sum())
 
+    @checked(habits=dict.fromkeys(("ci", "alpha", "level", "return_std"), "nothing, because the band has 90%"))
     def predict(self, compute: ArrayLike, *, noise: bool = False, mean_of: int = 1) -> Band:
         """Return the mean and 90% band of the curve, or of noisy evaluations, at any compute.
 
@@ -230,12 +233,17 @@ class Fit(InNotebooks):
 
 def one_axis(compute: ArrayLike) -> Array:
     """Return compute as an array of shape (M,); a number becomes one entry."""
-    return np.atleast_1d(np.asarray(compute, dtype=np.float64))
+    try:
+        return np.atleast_1d(np.asarray(compute, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise CurveError(
+            f"compute must be numbers, in the unit of the curve's axis; got {compute!r:.60}. scalerl.forecast(fit, "
+            "at='2x') takes multiples"
+        ) from None
 
 
 def fit(
-    curve: Any,
-    metric: ArrayLike | None = None,
+    curve: Curve,
     *,
     r0: float | None = None,
     exclude_below: float = 0.0,
@@ -244,8 +252,7 @@ def fit(
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: Curve with at least five points, or whatever `as_curve` makes one of: a path, rows, a data frame.
-        metric: Metric of each point, if the first argument is their compute: `fit(hours, pass_rates)`.
+        curve: Curve with at least five points.
         r0: Value at which R0 is fixed; None fits it.
         exclude_below: Compute below which points are left out (the paper drops the first epoch), except the point at
             compute 0, which is R0.
@@ -254,12 +261,22 @@ def fit(
     Raises:
         CurveError: The curve or an argument cannot be used.
     """
-    curve = as_curve(curve, metric)
+    checked_curve(curve)
     r0 = None if r0 is None else checked_r0(r0, curve)
     prior = prior or Prior()
     points = usable_points(curve, exclude_below)
     window = thinned(points, MAX_POINTS)
     return solved(points, posterior(window, r0, prior, averaged_in(points, len(window))), prior)
+
+
+def checked_fit(data: Any) -> Fit:
+    """Return a fit after checking that it is one; `scalerl.forecast` and its like fit whatever else has the points."""
+    if isinstance(data, Fit):
+        return data
+    raise CurveError(
+        f"got a {type(data).__name__}; allowed: a Fit, such as fit(curve). scalerl.forecast and its like read files, "
+        "runs, data frames and rows"
+    )
 
 
 def checked_r0(r0: float, curve: Curve) -> float:
@@ -318,7 +335,10 @@ def usable_points(curve: Curve, exclude_below: float) -> Curve:
     window = curve.between(exclude_below)
     if len(window) < MIN_POINTS:
         left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
-        raise CurveError(f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}. Evaluate more often")
+        repairs = f" ({'; '.join(window.notes)})" if window.notes else ""
+        raise CurveError(
+            f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}{repairs}. Evaluate more often"
+        )
     return window
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +18,7 @@ from scalerl.scaling.baselines import BASELINES
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, estimate_of, quantiles, short
 from scalerl.scaling.families import LEVEL
-from scalerl.scaling.fit import CEILING, Fit
+from scalerl.scaling.fit import CEILING, Fit, checked_fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
 from scalerl.scaling.units import compute_text
@@ -198,7 +198,8 @@ def forecast(
         CurveError: An amount that is neither a positive number nor a multiple, a target outside the metric's bounds, or
             `mean_of` below 1.
     """
-    items = [at] if isinstance(at, str | int | float) else list(at)
+    checked_fit(fit)
+    items = list(at) if isinstance(at, Sequence) and not isinstance(at, str) else np.ravel(at).tolist()
     compute_M = np.array([amount(item, fit) for item in items], dtype=np.float64)
     last = fit.last_compute
     now, *estimates = levels_at(fit, [last, *compute_M])
@@ -242,7 +243,7 @@ def amount(item: float | str, fit: Fit) -> float:
                     f"got {item!r}, which is less than the run's {fit.curve.text(last)}; for a multiple write {item}x, "
                     f"for more than now write +{item}"
                 )
-    else:
+    elif isinstance(item, SupportsFloat) and np.ndim(item) == 0:
         value = float(item)
     if not (np.isfinite(value) and value > 0):
         raise CurveError(

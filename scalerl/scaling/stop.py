@@ -57,6 +57,10 @@ class Judgment(NamedTuple):
     text: str
     """The reason, or how far it is."""
 
+    def waiting(self, why: str) -> Judgment:
+        """Return the judgment of a condition that is not decided yet, although it may seem to hold."""
+        return Judgment(False, f"{self.text}; it waits, because {why}") if self.holds else self
+
 
 def stop_rule(text: str) -> StopRule:
     """Parse a condition.

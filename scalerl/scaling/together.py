@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.scaling.comparison import check_alike
-from scalerl.scaling.curve import Curve, as_curve, thinned
+from scalerl.scaling.curve import Curve, checked_curve, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
 from scalerl.scaling.families import DEPARTURES, FAST_END, LAW
 from scalerl.scaling.fit import MAX_POINTS, Fit, solved, usable_points
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import averaged_in
+from scalerl.scaling.notebook import Guided
 from scalerl.scaling.pool import CENTER_SD, EDGE, logit
 from scalerl.scaling.posterior import Posterior, posterior
 from scalerl.scaling.sampling import Prior
@@ -76,7 +77,7 @@ class Alone(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Together:
+class Together(Guided):
     """Fits of related runs, each shrunk toward the others, and what they share."""
 
     fits: tuple[Fit, ...]
@@ -120,17 +121,17 @@ class Together:
 UNLIKE = "warning   the ceilings of these runs differ more than those of seeds: read each run alone, without --together"
 
 
-def fit_together(runs: Sequence[Any], *, exclude_below: float = 0.0) -> Together:
+def fit_together(runs: Sequence[Curve], *, exclude_below: float = 0.0) -> Together:
     """Fit related runs, which should end alike: seeds of one recipe, or runs that differ in little else.
 
     Args:
-        runs: At least two curves, or what `as_curve` makes one of, with one metric and one compute axis.
+        runs: At least two curves, with one metric and one compute axis.
         exclude_below: As for `fit`.
 
     Raises:
         CurveError: There are fewer than two runs, a run cannot be fitted, or the runs differ in metric or axis.
     """
-    curves = [as_curve(run) for run in runs]
+    curves = [checked_curve(run) for run in runs]
     if len(curves) < 2:
         raise CurveError(f"a fit of runs together needs at least two of them; got {len(curves)}")
     check_alike(curves)

@@ -10,7 +10,7 @@ from rich.console import Console
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import RunKey
 from scalerl.core.serialization import flat
-from scalerl.placement.choices import derived_sizes
+from scalerl.placement.choices import Pool, derived_sizes
 from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.info import study_info
@@ -20,8 +20,8 @@ from scalerl.view.study import rates_note
 from scalerl.view.terminal import tell
 
 
-def describe(plan: Plan) -> list[str]:
-    """Return a description of a plan, line by line: arms, seeds, and derived sizes."""
+def describe(plan: Plan, pool: Pool | None = None) -> list[str]:
+    """Return a description of a plan, line by line: arms, seeds, and derived sizes; `pool` has its prompts if known."""
     lines = [f"{plan.name}: {plan.about}" if plan.about else plan.name]
     seeds = ", ".join(map(str, plan.seeds))
     lines.append(f"{len(plan.arms)} arms x seeds {seeds} = {len(plan.arms) * len(plan.seeds)} runs")
@@ -34,7 +34,7 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + changed}{role}")
     rates = rates_note(study_info(plan))
     lines += [f"  {rates}"] if rates else []
-    lines += [f"  {line}" for line in derived_sizes(plan.config(plan.arm(plan.reference), plan.seeds[0]))]
+    lines += [f"  {line}" for line in derived_sizes(plan.config(plan.arm(plan.reference), plan.seeds[0]), pool)]
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -35,6 +36,7 @@ from scalerl.models.sizes import ModelSizes, SizedModel
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import (
+    Pool,
     channel_name,
     derived_sizes,
     eager,
@@ -207,7 +209,8 @@ def _assemble(
     spec = generator_spec(config, model, policy, longest, rule, stop_tokens(policy, tokenizer), path, **parts)
     policy = model.adapted(policy)
     display.configured(config)
-    for note in [*derived_sizes(config), *about, *notes]:
+    training, kept = (Counter(prompt.task for prompt in part) for part in (prompts.training, prompts.held_out))
+    for note in [*derived_sizes(config, Pool(training, kept)), *about, *notes]:
         display.note(note)
 
     progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,10 +17,12 @@ from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
 from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
 from scalerl.scaling import Curve, CurveError
+from scalerl.scaling.curve import LogChoices
 from scalerl.scaling.sampling import MIN_POINTS
+from scalerl.scaling.stop import Judgment, StopRule, judge
 from scalerl.tables.errors import Away, TooEarly
 from scalerl.tables.forms import wandb_path
-from scalerl.view.outlook import LogChoices, Outlook, Source, choices_made, names_of, read_sources, source_outlook
+from scalerl.view.outlook import Outlook, Source, choices_made, names_of, read_sources, source_outlook
 from scalerl.view.run import id_of
 
 EVERY_S = 15.0
@@ -60,13 +62,20 @@ class Reading:
 class FollowedLog:
     """One log, or the directory of a run of this package. Looks are made by one thread; others read the attributes."""
 
-    def __init__(self, path: Path, reading: Reading | None = None, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self,
+        path: Path,
+        reading: Reading | None = None,
+        every_s: float = EVERY_S,
+        rules: Sequence[StopRule] = (),
+    ) -> None:
         """Prepare to follow a log, which may not exist yet.
 
         Args:
             path: A file, a run's directory, a tracker's store, or `wandb:entity/project/run`.
             reading: How it is read.
             every_s: Interval of looks that are made by `due`, in seconds.
+            rules: Conditions that somebody waits for.
         """
         self.path, self.reading, self.every_s = path, reading or Reading(), every_s
         self.name = str(path) if wandb_path(str(path)) else names_of([path])[0]
@@ -76,6 +85,9 @@ class FollowedLog:
         """The curve of the last look that could be read."""
         self.outlook: Outlook | None = None
         """Its forecast; None before `MIN_POINTS` points."""
+        self.rules = tuple(rules)
+        self.judgments = self._judged()
+        """Whether each condition holds, and how far it is; of the last look that could be read."""
         self.version = 0
         """Increases with every change."""
         self.changed_at = time.monotonic()
@@ -153,6 +165,7 @@ class FollowedLog:
             )
         with self.lock:
             self.source, self.outlook = source, outlook
+            self.judgments = self._judged()
             self.changed_at = time.monotonic()
             self.version += 1
         if outlook is not None and str(outlook.advice) != before:
@@ -190,7 +203,7 @@ class FollowedLog:
         if stamp == self._stamp:
             return None
         with too_early_below(lines_in(self.path / POINTS)):
-            (source,) = read_sources([self.path], reading.axis, reading.task, reading.bounds)
+            (source,) = read_sources([self.path], compute=reading.axis, task=reading.task, bounds=reading.bounds)
         self._stamp = stamp
         return source
 
@@ -211,6 +224,17 @@ class FollowedLog:
                 curve = Curve.from_rows(log.rows, axis=reading.axis)
         return Source(self.path, self.name, replace(curve, label=curve.label or self.path.stem), None, log)
 
+    def _judged(self) -> list[Judgment]:
+        """Judge the conditions. While the bounds move with the values, those on gain and ceiling wait."""
+        fits = [self.outlook.fit] if self.outlook is not None else []
+        judged = [judge(rule, fits) for rule in self.rules]
+        if self.source is None or not self.source.about_bounds:
+            return judged
+        return [
+            judgment if rule.kind == "falling" else judgment.waiting("the bounds are those of the values so far")
+            for rule, judgment in zip(self.rules, judged, strict=True)
+        ]
+
     def _ended(self) -> str:
         """Return how the run ended; "" while it trains, or if the log does not say so."""
         if self.is_run():
@@ -227,7 +251,9 @@ class FollowedLog:
         with self.lock:
             advice = str(self.outlook.advice) if self.outlook else ""
             values = {name: getattr(self, name) for name in ("id", "name", "version", "state", "detail")}
-            return {**values, "path": str(self.path), "sentence": advice}, self.source, self.outlook
+            conditions = [judgment.text for judgment in self.judgments]
+            entry = {**values, "path": str(self.path), "sentence": advice, "conditions": conditions}
+            return entry, self.source, self.outlook
 
 
 def _waits_for(text: str, has_source: bool) -> str:

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
+from scalerl.core.calls import check_values
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import CHECKPOINTS, POINTS, RunInfo, is_run, read_run
@@ -21,7 +22,11 @@ from scalerl.scaling import Advice, Curve, CurveError, Estimate, Fit, Forecast, 
 from scalerl.scaling.advise import MIN_GAIN
 from scalerl.scaling.baselines import LEAST_POINTS, trend
 from scalerl.scaling.cases import share_that_gained
+from scalerl.scaling.curve import LogChoices, ReadOptions, checked_bounds
+from scalerl.scaling.sampling import MIN_POINTS
+from scalerl.tables.errors import LogError
 from scalerl.tables.forms import read_table
+from scalerl.tables.names import AXES
 from scalerl.types import EvalPoint
 
 if TYPE_CHECKING:
@@ -271,41 +276,45 @@ class Source:
         )
 
 
-class LogChoices(TypedDict, total=False):
-    """How the log of another trainer is read; the arguments of `importers.read`.
-
-    Example: `{"metric": "eval/accuracy", "devices": 8.0}`
-    """
-
-    source: str | None
-    metric: str | None
-    run: str | None
-    devices: float | None
-    columns: dict[str, str]
-
-
-def read_sources(
-    paths: Sequence[Path],
-    axis: str | None = None,
-    task: str | None = None,
-    bounds: tuple[float, float] | None = None,
-    choices: LogChoices | None = None,
-) -> list[Source]:
-    """Read run directories, files of points and logs of any trainer.
+def read_sources(runs: Sequence[Any], **options: Unpack[ReadOptions]) -> list[Source]:
+    """Read whatever has the points of runs: the one reader of the commands and of Python.
 
     Args:
-        paths: Run directories, files of points, and what `importers.read` takes.
-        axis: Compute axis; None: the default for the device of a run directory, or the first axis in a file.
-        task: Name of the task; required if there are several.
-        bounds: Minimum and maximum of the metric; None: as a file says, by the metric's name or from its values.
-        choices: How logs are read.
+        runs: Paths of run directories, of files of points and of what `importers.read` takes; curves; data frames and
+            rows (`tables.frames`); what `importers.read` returned.
+        options: How they are read. Options that only a log has make a file of points one.
 
     Raises:
-        CurveError: A path has no curve.
+        CurveError: One of them has no curve, or several.
         ConfigError: The run.json of a run directory cannot be used.
     """
-    names = zip(paths, names_of(paths), strict=True)
-    return [_read(path, name, axis, task, bounds, choices or {}) for path, name in names]
+    check_values(options)
+    paths = iter(names_of([Path(run) for run in runs if is_path(run)]))
+    names = [next(paths) if is_path(run) else _name(run, number, len(runs)) for number, run in enumerate(runs, 1)]
+    curves = [name for name, run in zip(names, runs, strict=True) if isinstance(run, Curve)]
+    if len(set(curves)) < len(curves):
+        pairs = enumerate(zip(names, runs, strict=True), 1)
+        names = [f"{name} ({number})" if isinstance(run, Curve) else name for number, (name, run) in pairs]
+    return [_read(run, name, options) for run, name in zip(runs, names, strict=True)]
+
+
+def is_path(run: Any) -> bool:
+    """Return whether a run is given as a path; `api.Run` is one too."""
+    return isinstance(run, str | os.PathLike)
+
+
+def curve_from(data: Any, **options: Unpack[ReadOptions]) -> Curve:
+    """Return the curve of whatever has its points; arguments and errors as for `read_sources`."""
+    return read_sources([data], **options)[0].curve
+
+
+def _name(run: Any, number: int, count: int) -> str:
+    """Return the name of a run that is in Python."""
+    if isinstance(run, Curve):
+        return run.label or (f"run {number}" if count > 1 else "the curve")
+    if isinstance(run, list | tuple | Mapping):
+        return f"rows {number}" if count > 1 else "the list of rows"
+    return f"data frame {number}" if count > 1 else "the data frame"
 
 
 @contextmanager
@@ -314,7 +323,9 @@ def naming(source: Source) -> Iterator[None]:
     try:
         yield
     except CurveError as error:
-        raise CurveError(f"{source.path}: {error}") from error
+        few = len(source.curve) < MIN_POINTS and source.log is not None
+        merged = f" ({'; '.join(source.log.merged)})" if few and source.log and source.log.merged else ""
+        raise CurveError(f"{source.path}: {error}{merged}") from error
 
 
 def source_outlook(source: Source, fit_result: Fit | None = None, **options: Any) -> Outlook:
@@ -338,26 +349,80 @@ def source_outlook(source: Source, fit_result: Fit | None = None, **options: Any
     return result.with_way_back(source.path, read_points(source.path), source.info.tasks)
 
 
-def _read(
-    path: Path, name: str, axis: str | None, task: str | None, bounds: tuple[float, float] | None, choices: LogChoices
-) -> Source:
-    info, log = read_run(path) if is_run(path) else None, None
-    if info is not None:
+def _read(run: Any, name: str, options: ReadOptions) -> Source:
+    source = _source(run, name, options)
+    if (answers := options.get("answers")) is None:
+        return source
+    with naming(source):
+        return replace(source, curve=source.curve.with_answers(answers))
+
+
+def _source(run: Any, name: str, options: ReadOptions) -> Source:
+    if isinstance(run, Curve):
+        if given := [option for option, value in options.items() if value is not None and option != "answers"]:
+            raise CurveError(f"{name} is a Curve, which has been read; give {given[0]}= to Curve.read, or leave it out")
+        return Source(Path(name), name, run, None)
+    path, info, log = Path(run) if is_path(run) else Path(name), None, None
+    axis, task, bounds = options.get("compute"), options.get("task"), options.get("bounds")
+    if is_path(run) and is_run(path):
+        info = read_run(path)
         axis = axis or info.axis
         if task is None and len(info.tasks) == 1:
             (task,) = info.tasks  # the others are evaluation suites
+    choices = log_choices(options)
     guessed = choices_made(choices)
-    table = read_table(path / POINTS if info is not None else path, points=not guessed)
+    if is_path(run):
+        table = read_table(path / POINTS if info is not None else path, points=not guessed)
+    else:
+        from scalerl.tables.frames import table_from  # a fit of a file does not load it
+
+        rows = getattr(run, "rows", None)
+        table = table_from(rows if isinstance(rows, list) else run, name)  # `rows` of what `importers.read` returned
+    limits = None if bounds is None else checked_bounds(bounds)
     if guessed or not table.points:
         from scalerl.importers.points import of_tables  # a fit of points does not load what guesses
 
-        log = of_tables([table], task=task, bounds=bounds, paths=[path], **choices)
+        log = of_tables([table], task=task, bounds=limits, paths=[path], **choices)
+        if axis is not None and axis not in log.rows[-1]:
+            known = ", ".join(known for known in AXES if known in log.rows[-1])
+            raise CurveError(
+                f"{name} has no compute {axis!r}; it has {known}. A column of the log becomes one with "
+                "columns={'device_hours': NAME} (--column device_hours=NAME)"
+            )
         curve = Curve.from_rows(log.rows, axis=axis)
     else:
-        curve = Curve.of_table(table, str(path), axis, task, bounds=bounds)
+        curve = Curve.of_table(table, str(path), axis, task, bounds=limits)
     suites = [replace(Curve.of_table(table, str(path), curve.axis, suite), label=suite) for suite in info.suites] \
         if info else []  # fmt: skip
     return Source(path, name, replace(curve, label=curve.label or path.stem), info, log, tuple(suites))
+
+
+def log_choices(options: ReadOptions) -> LogChoices:
+    """Return the options that only the log of another trainer has."""
+    names = LogChoices.__annotations__
+    return cast(LogChoices, {name: value for name, value in options.items() if name in names})
+
+
+def check_hours(source: Source) -> None:
+    """Refuse the price of a device-hour for a log from which device-hours do not follow.
+
+    Raises:
+        LogError: The number of devices is missing, or the time of the steps.
+    """
+    log = source.log
+    if log is None or "device_hours" in log.rows[0]:
+        return
+    if log.clock:
+        raise LogError(
+            f"a price needs device-hours: {source.name} has the time of its steps, but not the number of devices; give "
+            "it as devices= (--devices)",
+            add=("--devices", "N"),
+        )
+    raise LogError(
+        f"a price needs device-hours: {source.name} has no time of its steps. If a column has the seconds of each "
+        "step, give it as columns={'seconds': NAME} (--column seconds=NAME), with devices=; else leave out the price",
+        without="--price",
+    )
 
 
 def choices_made(choices: LogChoices) -> bool:

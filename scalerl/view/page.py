@@ -368,8 +368,10 @@ def log_page(entry: Json, source: Source | None, analysis: Analysis | str) -> Js
     state = {"kind": "text", "title": "", "text": f"{_capital(entry['state'])}. {LOG_STATES[entry['state']]}"}
     texts = [entry["detail"]] if entry["detail"] else []
     if source is None:
-        return _page(entry["name"], entry["path"], state, notes(texts), kind="log")
+        return _page(entry["name"], entry["path"], state, notes([*texts, *entry["conditions"]]), kind="log")
     cards, figures, rows = [_last_value(source.curve)], dict[str, Figure | None](), []
+    if entry["conditions"]:
+        cards.append(_card("What follow waits for", lines=entry["conditions"]))
     if isinstance(analysis, str):
         cards.append(_card("Forecast", lines=[f"None yet: {analysis}."]))
         figures["curves"] = young_figure(source.curve)

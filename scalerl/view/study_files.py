@@ -90,7 +90,7 @@ class StudyFiles:
         """
         task = task or self.info.task
         bounds = self.info.tasks.get(task or "", (0.0, 1.0))
-        return Curve.read(self.run(key), axis=axis or self.axis(), task=task, bounds=bounds)
+        return Curve.read(self.run(key), compute=axis or self.axis(), task=task, bounds=bounds)
 
     def trained(self) -> dict[RunKey, Curve]:
         """Return the curves of the runs that are not held out, as far as they have any."""

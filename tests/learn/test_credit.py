@@ -7,7 +7,7 @@ import torch
 from texts import rollout
 
 from scalerl.config.base import replace
-from scalerl.config.recipe import SCALERL, Custom, DiscountedCredit, OutcomeCredit, Recipe, SumCredit
+from scalerl.config.recipe import SCALERL, Custom, CustomLoss, DiscountedCredit, OutcomeCredit, Recipe, SumCredit
 from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import ADVANTAGES, EPS, advantages
 from scalerl.learn.credit import of_tokens, returns_to_go
@@ -158,7 +158,7 @@ def test_functions_of_users_get_advantages_of_tokens_and_one_turn_at_a_time(user
             assert rewards_PG.ndim == 2
             return rewards_PG - rewards_PG.amin(dim=1, keepdim=True)
     """)  # fmt: skip
-    loss = {name: Custom(function=f"turn_losses:{name}") for name in ("of_tokens", "of_rollouts")}
+    loss = {name: CustomLoss(function=f"turn_losses:{name}") for name in ("of_tokens", "of_rollouts")}
     per_turn = replace(SCALERL, turn_credit=SumCredit())
     for recipe in (SCALERL, per_turn):
         check_functions(replace(recipe, loss=loss["of_tokens"]))

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from scalerl.config.base import replace
 from scalerl.config.overrides import parse_config, read_config, to_toml
-from scalerl.config.recipe import SCALERL, Custom
+from scalerl.config.recipe import SCALERL, Custom, CustomLoss, Reinforce
+from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import advantages
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.custom import check_functions
@@ -23,6 +25,22 @@ MODULE = """
     def last_token(mask_BT, prompt_B):
         last_BT = mask_BT & (mask_BT.cumsum(1) == mask_BT.sum(1, keepdim=True))
         return last_BT / last_BT.sum().clamp(min=1)
+
+    def wrong_sign(logp_BT, behavior_BT, advantages_B, mask_BT):
+        return advantages_B[:, None] * logp_BT
+
+    def swapped_ratio(logp_BT, behavior_BT, advantages_B, mask_BT):
+        return -(behavior_BT - logp_BT).exp() * advantages_B[:, None]
+
+    def swapped_names(behavior_BT, logp_BT, advantages_B, mask_BT):
+        return capped(logp_BT, behavior_BT, advantages_B, mask_BT)
+
+    def only_bad(logp_BT, behavior_BT, advantages_B, mask_BT):
+        return -logp_BT * advantages_B.clamp(max=0)[:, None]
+
+    def clipped(logp_BT, behavior_BT, advantages_B, mask_BT):
+        ratio_BT, advantages_BT = (logp_BT - behavior_BT).exp(), advantages_B[:, None]
+        return -torch.minimum(ratio_BT * advantages_BT, ratio_BT.clamp(0.8, 1.2) * advantages_BT)
 
 """
 
@@ -65,6 +83,34 @@ def test_the_saved_configuration_restores_functions_and_parameters():
         "recipe.aggregation": {"kind": "custom", "function": "own_functions:last_token"},
     }
     config = read_config(None, words)
-    assert config.recipe.loss == own("capped", max_ratio=8.0)
+    assert config.recipe.loss == CustomLoss(function="own_functions:capped", params={"max_ratio": 8.0})
     assert parse_config(to_toml(config), "again") == config
     check_functions(config.recipe)
+
+
+def checked(name, **fields):
+    check_functions(replace(SCALERL, loss=CustomLoss(function=f"own_functions:{name}", **fields)))
+
+
+def test_a_loss_that_lowers_good_tokens_does_not_start_unless_it_is_meant():
+    # d loss / d log p of a good token is 1 with the wrong sign, so a step changes log p by -1 times the rate
+    with pytest.raises(ConfigError, match=r"wrong_sign lowers .* change by -1 times the learning rate"):
+        checked("wrong_sign")
+    with pytest.raises(ConfigError, match=r"swapped_ratio lowers .* recipe.loss.any_direction = true"):
+        checked("swapped_ratio")
+    with pytest.raises(ConfigError, match="swapped_names has behavior_BT in the place of logp_BT; the order is"):
+        checked("swapped_names")
+    checked("wrong_sign", any_direction=True)
+
+
+@pytest.mark.parametrize("name", ["capped", "clipped", "only_bad"])
+def test_losses_that_raise_good_tokens_or_leave_them_start(name):
+    checked(name)
+
+
+def test_the_advantages_of_the_direction_are_not_those_of_the_recipe():
+    """Of a recipe whose rewards are all alike, no advantage is positive."""
+    flat = replace(SCALERL, advantage=own("ranks", scale=0.0))
+    with pytest.raises(ConfigError, match="wrong_sign lowers"):
+        check_functions(replace(flat, loss=CustomLoss(function="own_functions:wrong_sign")))
+    check_functions(replace(flat, loss=Reinforce()))

@@ -12,7 +12,7 @@ from robustness.faulty_code import IMPORTS, MODULE
 from scalerl.config import Scoring
 from scalerl.config.base import replace
 from scalerl.config.data import CustomTask, RewardFunction
-from scalerl.config.recipe import SCALERL, Custom
+from scalerl.config.recipe import SCALERL, Custom, CustomLoss
 from scalerl.core import plugins
 from scalerl.core.errors import ConfigError
 from scalerl.learn.custom import check_functions
@@ -43,7 +43,7 @@ def check(kind, name):
     elif kind == "engine":
         make_engine(Custom(function=name), None)
     else:
-        check_functions(replace(SCALERL, **{kind: Custom(function=name)}))
+        check_functions(replace(SCALERL, **{kind: (CustomLoss if kind == "loss" else Custom)(function=name)}))
 
 
 FIELDS = {

@@ -159,7 +159,7 @@ def test_a_price_without_device_hours_is_an_error_everywhere():
 def test_a_plan_from_a_run_says_what_the_next_gain_of_the_run_costs(study, tmp_path):
     path = study / "scalerl" / "seed-0"
     (ahead,) = next_gains([path], 2.5).values()
-    assert ahead == next_gain(fit(Curve.read(path, axis=read_files(study).axis())), 2.5)
+    assert ahead == next_gain(fit(Curve.read(path, compute=read_files(study).axis())), 2.5)
     young = write_study(tmp_path / "young", {"scalerl": Truth(last_step=8)}).path / "scalerl" / "seed-0"
     (problem,) = next_gains([young], None).values()
     assert problem.startswith("not known (a fit needs at least 5 points; got 2")

@@ -126,7 +126,7 @@ def test_a_curve_of_one_prompt_has_no_standard_errors_in_its_file_its_fit_and_it
     rows = [json.loads(line) for line in (run.path / "points.jsonl").read_text().splitlines()]
     assert [row["stderr"] for row in rows] == [None] * 8 and rows[1]["pass_rate"] == 0.55
     assert all(math.isnan(point.stderr) for point in run.points())
-    curve = Curve.read(run.path, axis="flops")
+    curve = Curve.read(run.path, compute="flops")
     assert curve.stderr is None and relative_noise(curve) is None
     fitted = fit(curve_of(run.points(), "flops"))
     assert 0 < fitted.predict([16.0]).mean[0] < 1

@@ -57,6 +57,20 @@ def test_a_condition_ends_it_with_0_and_its_reason(tmp_path, monkeypatch, capsys
     assert "waiting: 4 of 5 evaluations" in out.splitlines()[0]
 
 
+def test_a_condition_that_is_never_met_is_told_with_its_distance_when_the_command_is_stopped(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "run.jsonl"
+    append(path, saturating(1, 12))
+    meanwhile(monkeypatch)
+    code, _, err = call(capsys, "follow", path, "--until", "gain at 2x below 1e-6", "falling")
+    assert code == 130
+    assert re.search(
+        r"'gain at 2x below 1e-6' does not hold: share of draws above 1e-06 is [01]\.\d\d, needed 0.10", err
+    )
+    assert re.search(r"'falling' does not hold: the metric is 0\.\d+ below its best", err)
+
+
 def test_the_condition_of_a_log_whose_bounds_are_about_to_move_waits(tmp_path, monkeypatch, capsys):
     path = tmp_path / "run.jsonl"
     append(path, lines(1, 12, low=-5, high=30))

@@ -11,6 +11,7 @@ from serving import served
 from test_follow_command import meanwhile
 from test_following import EIGHT, append, level, lines
 
+from scalerl.scaling.stop import stop_rule
 from scalerl.view.following import FollowedLog
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
@@ -52,6 +53,20 @@ def test_the_page_shows_the_forecast_in_the_units_of_the_metric_and_what_was_rea
     assert message["fields"]["a fall"] == f'scalerl follow {page["subtitle"]} --until "falling" && COMMAND'
     assert read["about"] == "What was read" and read["fields"]["metric"].startswith("reward: training reward")
     assert "pass rate" not in texts(page)
+
+
+def test_the_page_says_how_far_the_conditions_are(tmp_path):
+    path = tmp_path / "run.jsonl"
+    log = FollowedLog(path, EIGHT, rules=[stop_rule("falling"), stop_rule("ceiling identified")])
+    log.look_again()
+    assert "'falling' does not hold: fewer than 5 evaluations" in texts(page_of(log))
+    append(path, wide(1, 80))
+    log.look()
+    (card,) = [
+        card for block in page_of(log)["blocks"] if block["kind"] == "cards" for card in block["cards"]
+        if card["title"] == "What follow waits for"
+    ]  # fmt: skip
+    assert len(card["lines"]) == 2 and "below its best" in card["lines"][0] and "ceiling" in card["lines"][1]
 
 
 def test_a_young_log_shows_its_points_and_a_log_that_cannot_be_read_says_why(tmp_path):

@@ -1,0 +1,112 @@
+"""What a run finds before it starts: prompts of files, and the default for a user's model without a GPU."""
+
+import json
+
+import pytest
+from commands import call
+
+from scalerl.config import PRESETS, read_config
+from scalerl.models.sizes import sizes_of
+from scalerl.placement.choices import Pool, derived_sizes
+from scalerl.training.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
+
+SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
+               "max_position_embeddings": 4096, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}  # fmt: skip
+LARGE = {"hidden_size": 768, "num_hidden_layers": 24, "num_attention_heads": 12, "num_key_value_heads": 4,
+         "intermediate_size": 2560, "vocab_size": 65536}  # fmt: skip
+"""Sizes of a model with some 200M parameters."""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory with a small model, a larger one, and 60 prompts of 30 characters each, without a GPU."""
+    for name, values in (("small-model", SMALL_MODEL), ("large-model", {**SMALL_MODEL, **LARGE})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(values))
+    rows = [
+        {"prompt": f"What is the square of {n:02}, done?"[:30].ljust(30, "."), "answer": str(n * n)} for n in range(60)
+    ]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: False)
+    return tmp_path
+
+
+def words(model, *more):
+    return ["--model", f"./{model}", "--data", "p.jsonl", "--task", "math", *more]
+
+
+@pytest.mark.usefixtures("place")
+def test_the_default_without_a_gpu_is_the_largest_that_a_laptop_trains_in_ten_minutes():
+    small, said = demonstration(None, words("small-model"))
+    assert (small.steps, small.recipe) == (PRESETS["laptop"].steps, PRESETS["laptop"].recipe)
+    assert said[0].startswith("demonstration: ") and "100 updates of 8 prompts x 8 completions" in said[0]
+    large, said = demonstration(None, words("large-model"))
+    sizes = sizes_of(large.model).sizes
+    taken = [one for one in DEMONSTRATIONS if one.steps == large.steps and one.prompts == large.recipe.prompts_per_step]
+    assert len(taken) == 1 and large.evaluation.prompts == min(taken[0].held_out, 60 // 5)
+    assert laptop_seconds(large, sizes, pool_of(large), mean_prompt(large)) <= 600
+    before = DEMONSTRATIONS[DEMONSTRATIONS.index(taken[0]) - 1]
+    larger = read_config(None, words("large-model"), before.fields(60))
+    assert laptop_seconds(larger, sizes, pool_of(larger), mean_prompt(larger)) > 600
+    command = "scalerl train --model ./large-model --data p.jsonl --task math --preset small"
+    assert said[-1] == f"the real run, on a GPU: {command}"
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("more", [("--steps", "100"), ("--preset", "laptop"), ("--preset", "small")])
+def test_whoever_sets_steps_or_a_preset_decides_about_the_sizes(more):
+    config, said = demonstration(None, words("large-model", *more))
+    assert config == read_config(None, words("large-model", *more)) and said == []
+
+
+@pytest.mark.usefixtures("place")
+def test_fields_that_a_user_sets_stay_in_a_demonstration():
+    config, said = demonstration(None, words("large-model", "--recipe.generations_per_prompt", "6", "--seed", "3"))
+    assert said and config.recipe.generations_per_prompt == 6 and config.seed == 3 and config.steps < 100
+
+
+@pytest.mark.usefixtures("place")
+def test_the_prompts_of_a_file_are_counted_without_a_tokenizer():
+    config = read_config(None, words("small-model"))
+    pool = pool_of(config)
+    assert (dict(pool.training), dict(pool.held_out)) == ({"math": 48}, {"math": 12})  # a fifth of 60
+    assert mean_prompt(config) == pytest.approx(30 / 3 + 20)  # three characters a token, and the template
+    lab = pool_of(read_config(None, []))
+    assert lab.training == {"arithmetic": 4096} and lab.held_out == {"arithmetic": 512}
+
+
+@pytest.mark.usefixtures("place")
+def test_draws_of_each_prompt_are_said_with_a_caution_above_twenty():
+    lines = [
+        line for steps in ("120", "121") for line in derived_sizes(
+            read_config(None, words("small-model", "--steps", steps)), Pool({"math": 48}, {"math": 12})
+        )
+    ]  # fmt: skip
+    few, many = [line for line in lines if line.startswith("prompts: ")]
+    assert few == "prompts: each of 48 training prompts is drawn 20.0 times"  # 120 steps of 8
+    assert "is drawn 20.2 times. Caution: more than 20 times" in many
+    assert "evaluation every 20 steps: 12 held-out prompts x 1 samples" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("place")
+def test_a_dry_run_is_a_screen_with_what_was_decided_and_all_prints_every_field(capsys):
+    code, out, _ = call(capsys, "train", *words("small-model", "--steps", "300"), "--dry-run")
+    shown = out.splitlines()
+    assert code == 0 and len(shown) < 40 and shown[0] == 'preset = "laptop"' and "steps = 300" in shown
+    # 300 steps of 8 prompts over 48
+    assert "# prompts: each of 48 training prompts is drawn 50.0 times. Caution: more than 20 times" in out
+    assert "# evaluation every 20 steps: 12 held-out prompts x 1 samples" in shown
+    code, full, _ = call(capsys, "train", *words("small-model", "--steps", "30"), "--dry-run", "--all")
+    assert code == 0 and len(full.splitlines()) > 150 and "drawn 5.0 times\n" in full
+    code, _, error = call(capsys, "train", *words("small-model"), "--all")
+    assert code == 2 and "add --dry-run" in error
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("place")
+def test_the_dry_run_of_a_study_ends_with_its_hours(capsys):
+    code, out, _ = call(capsys, "study", "loo", "--dry-run", "--seeds", "2", "--only", "fp32", *words("small-model"))
+    assert code == 0 and "a run, " in out.splitlines()[-1] and "for 4 runs" in out.splitlines()[-1]
