@@ -31,7 +31,7 @@ HABITS: dict[str, dict[str, str]] = {
             "curve"
         ),
         "pcov cov cov_params covariance": "write numpy.cov of the arrays in fit.draws, the draws of the parameters",
-        "samples posterior trace": "write fit.draws, the draws of the parameters",
+        "samples trace": "write fit.draws, the draws of the parameters",
         "forecast get_forecast get_prediction extrapolate project": f"write {FORECAST}",
         "advise advice recommend decision should_stop": "write scalerl.advise(fit)",
         "backtest cross_val cv validate": "write scalerl.backtest(fit)",
