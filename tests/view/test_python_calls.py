@@ -111,7 +111,7 @@ ARRAYS = ([1, 2, 3], [0.1, 0.2, 0.3])
         (lambda: scalerl.fit(), r"missing a required argument: 'data'; it is fit\(data, metric=None"),
         (lambda: scalerl.fit(ROWS, x="step"), "no option 'x': write columns={'step': 'step'}"),
         (lambda: scalerl.fit(ROWS, gpus=8), "no option 'gpus': write devices=8"),
-        (lambda: scalerl.fit(ROWS, taks="a"), "no option 'taks' .did you mean 'task'"),
+        (lambda: scalerl.fit(ROWS, tassk="a"), "no option 'tassk' .did you mean 'task'"),
         (lambda: scalerl.fit(ROWS, columns=["step"]), "columns must be names by role"),
         (lambda: scalerl.fit(ROWS, bounds=1), "bounds must be two numbers"),
         (lambda: scalerl.fit(MADE, metric="acc"), "is a Curve, which has been read; give metric="),
