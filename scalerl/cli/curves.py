@@ -168,13 +168,16 @@ def run_compare(words: list[str]) -> int:
     parser = curve_parser("compare", "Compare two recipes, by one or several runs each.")
     add_versus(parser, required=True)
     parser.add_argument("--level", type=number, help="level of the metric at which the compute needed is compared")
+    about = "compute at which the lead is forecast: a multiple of what both have reached, 4x, or a number; default: 2x"
+    parser.add_argument("--at", metavar="C", help=about)
     add_price(parser)
     options = parser.parse_args(words)
     sources = sources_of([*options.paths, *options.versus], options)
     sides = sources[: len(options.paths)], sources[len(options.paths) :]
     first, second = ([fit_source(source, options) for source in side] for side in sides)
     names = side_names([[source.name for source in side] for side in sides])
-    comparison = compare(first, second, options.level, names=names, price=price_of(sources, options.price))
+    price = price_of(sources, options.price)
+    comparison = compare(first, second, options.level, names=names, price=price, at=options.at)
     text = "\n".join([str(comparison), *log_lines(sources)])
     return print_answers([Answer("", comparison.to_dict(), text)], as_json=options.json)
 

@@ -20,6 +20,7 @@ from scalerl.scaling.curve import Curve, checked_curve
 from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.families import LEVEL
 from scalerl.scaling.fit import Fit, fit
+from scalerl.scaling.forecast import amount
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
 from scalerl.scaling.price import NextGain, checked_price, next_gain, with_hours_of
@@ -132,8 +133,8 @@ class Comparison(InNotebooks):
     ahead_everywhere: bool
     """Whether the side that is ahead there was never behind at less compute."""
 
-    at_twice: Lead
-    """The forecast of the lead at twice that compute."""
+    forecast: Lead
+    """The forecast of the lead at the compute that was asked for; by default, twice the compute of `measured`."""
 
     asymptote_difference: Estimate
     """A of the first side minus A of the second, including the scatter between seeds."""
@@ -187,7 +188,7 @@ class Comparison(InNotebooks):
             *(
                 f"  lead of {first} {what:<9} {lead.difference} at {curve.text(lead.compute)}, ahead with probability "
                 f"{lead.probability:.2f}"
-                for what, lead in (("measured", self.measured), ("forecast", self.at_twice))
+                for what, lead in (("measured", self.measured), ("forecast", self.forecast))
             ),
             f"  ratio of compute needed  {self.compute_ratio} for level {self.level:.3f}",
             f"  difference of ceilings   of these climbs {self.asymptote_difference}, {first} higher with probability "
@@ -217,6 +218,7 @@ def compare(
     siblings: Sequence[Runs] = (),
     names: tuple[str, str] = ("the first", "the second"),
     price: float | None = None,
+    at: float | str | None = None,
 ) -> Comparison:
     """Compare two recipes by their runs.
 
@@ -229,10 +231,12 @@ def compare(
             only to estimate this scatter.
         names: Names of both sides in the sentence.
         price: Price of a device-hour; None: costs are in device-hours.
+        at: Compute at which the lead is forecast: in the unit of the axis, or as a multiple of the compute that both
+            sides have reached, "4x". None: twice that, and the sentence does not mention it.
 
     Raises:
         CurveError: A side is empty, the curves have different metrics or compute axes, the level is outside the
-            metric's bounds, or the price cannot be used.
+            metric's bounds, or `at` or the price cannot be used.
     """
     sides = as_fits(first), as_fits(second)
     others = tuple(as_fits(runs) for runs in siblings)
@@ -249,9 +253,11 @@ def compare(
     common = common_ceiling([f for side in sides for f in side], seed_sd)
     log_b_D = [np.mean([log_efficiency(f.curve, common, seed_sd, rng) for f in side], axis=0) for side in sides]
     ratio_D = log_b_D[0] - log_b_D[1]
-    at = shared_level(sides) if level is None else float(level)
-    needed_D = log_compute_needed(sides[0], at, seed_D, rng) - log_compute_needed(sides[1], at, seed_D, rng)
-    common_compute = min(max(f.last_compute for f in side) for side in sides)
+    common_level = shared_level(sides) if level is None else float(level)
+    first_D, second_D = (log_compute_needed(side, common_level, seed_D, rng) for side in sides)
+    needed_D = first_D - second_D
+    shorter = min((max(side, key=lambda f: f.last_compute) for side in sides), key=lambda f: f.last_compute)
+    common_compute = shorter.last_compute
     measured = lead_at(sides, common_compute, seed_D, rng)
     at_twice = lead_at(sides, 2 * common_compute, seed_D, rng)
     verdict, winner = verdict_of(difference_D, ratio_D, needed_D, MARGIN * width)
@@ -263,7 +269,7 @@ def compare(
         names=names,
         measured=measured,
         ahead_everywhere=never_behind(sides, common_compute, measured.difference.mean, MARGIN * width),
-        at_twice=at_twice,
+        forecast=at_twice if at is None else lead_at(sides, amount(at, shorter), seed_D, rng),
         asymptote_difference=summarize(difference_D),
         probability_higher=float((difference_D > 0).mean()),
         efficiency_ratio=summarize_ratio(ratio_D),
@@ -271,7 +277,7 @@ def compare(
         common_asymptote=common,
         compute_ratio=replace(summarize_ratio(needed_D), mean=float(np.exp(np.median(needed_D)))),
         probability_less_compute=float((needed_D < 0).mean()),
-        level=at,
+        level=common_level,
         seed_sd=seed_sd,
         seed_source=source,
         next_gains=(next_gain(sides[0], price), next_gain(sides[1], price)),
@@ -280,7 +286,7 @@ def compare(
         advice="" if verdict not in (UNDECIDED, AHEAD) else what_would_decide(sides, at_twice, seed_sd, MARGIN * width),
     )
     same = float((np.abs(difference_D) < MARGIN * width).mean())
-    return replace(result, sentence=sentence_of(result, same, MARGIN * width))
+    return replace(result, sentence=sentence_of(result, same, MARGIN * width, at is not None))
 
 
 def side_levels(side: Sequence[Fit], compute: float, rng: np.random.Generator) -> Array:
@@ -459,10 +465,11 @@ def surely_not_zero(values_D: Array) -> bool:
     return min(above, 1 - above) < TEST_LEVEL / 2
 
 
-def sentence_of(result: Comparison, same: float, margin: float) -> str:
-    """Return the comparison as one sentence: measured lead, cost, ceiling.
+def sentence_of(result: Comparison, same: float, margin: float, with_forecast: bool) -> str:
+    """Return the comparison as one sentence: measured lead, the lead that was asked for, cost, ceiling.
 
     `same` is the probability that the ceilings are within the margin of each other; `margin` is in the metric's unit.
+    What decides stands first if it is not the measured lead.
     """
     curve, compute = result.sides[0][0].curve, compute_clause(result)
     lead, p = result.measured, max(result.measured.probability, 1.0 - result.measured.probability)
@@ -475,11 +482,32 @@ def sentence_of(result: Comparison, same: float, margin: float) -> str:
         head = f"{leader} is probably ahead of {other} at {at}, by {by:.3f} ({p:.2f})"
     else:
         both = f"{result.names[0]} and {result.names[1]}"
-        head = f"{both} are too close to call at {at} ({p:.2f} for {leader} to be ahead)"
-    clauses = [head, *([compute] if compute else []), ceiling_clause(result, same, margin)]
-    text = "; ".join(clauses)
+        close = "about level" if result.winner else "too close to call"
+        head = f"{both} are {close} at {at} ({p:.2f} for {leader} to be ahead)"
+    asked = forecast_clause(result) if with_forecast else ""
+    clauses = [head, asked, compute, ceiling_clause(result, same, margin)]
+    if result.winner and p < PROBABLE:
+        decides = compute if result.verdict == AHEAD else clauses[-1]
+        clauses.sort(key=lambda clause: clause != decides)
+    text = "; ".join(filter(None, clauses))
     # the name of a run is written as it is
     return (text[0].upper() + text[1:] if text.startswith("the ") else text) + "."
+
+
+def forecast_clause(result: Comparison) -> str:
+    """Return who is forecast to be ahead at the compute that was asked for."""
+    lead, curve = result.forecast, result.sides[0][0].curve
+    first = lead.probability > 0.5
+    of = lead.difference if first else reversed_of(lead.difference)
+    return (
+        f"at {curve.text(lead.compute)}, {result.names[0 if first else 1]} should be ahead by "
+        f"{of:{curve.level_format}} with probability {max(lead.probability, 1.0 - lead.probability):.2f}"
+    )
+
+
+def reversed_of(difference: Estimate) -> Estimate:
+    """Return a difference with its sides in the other order."""
+    return Estimate(-difference.mean, difference.sd, -difference.high, -difference.low)
 
 
 def compute_clause(result: Comparison) -> str:

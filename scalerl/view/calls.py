@@ -169,6 +169,7 @@ def compare(
     names: tuple[str, str] | None = None,
     price: float | None = None,
     *,
+    at: float | str | None = None,
     exclude_below: float = 0.0,
     **reading: Unpack[ReadOptions],
 ) -> Comparison:
@@ -182,6 +183,7 @@ def compare(
         siblings: Runs of other recipes with the same scatter between seeds, which only serve to estimate it.
         names: Names of both sides in the sentence; None: the names of their files.
         price: Price of a device-hour; None: that of the runs, or costs are in device-hours.
+        at: Compute at which the lead is forecast, "4x" or a number; None: twice what both sides have reached.
         exclude_below: As for `fit`.
         reading: How the data are read.
 
@@ -207,7 +209,7 @@ def compare(
         names = side_names(read) if complete else ("the first", "the second")
     fits = [[run.fit for run in part] for part in parts]
     price = shared_price(price, [source.terms({}).get("price") for source in sources]) if sources else price
-    return scaling.compare(fits[0], fits[1], level, fits[2:], names, price)
+    return scaling.compare(fits[0], fits[1], level, fits[2:], names, price, at)
 
 
 @call

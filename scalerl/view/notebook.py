@@ -61,7 +61,7 @@ def _(shown: Comparison) -> str:
             f"lead of {shown.names[0]} measured at {curve.text(shown.measured.compute)}",
             f"{shown.measured.difference:.3f}",
         ),
-        (f"forecast at {curve.text(shown.at_twice.compute)}", f"{shown.at_twice.difference:.3f}"),
+        (f"forecast at {curve.text(shown.forecast.compute)}", f"{shown.forecast.difference:.3f}"),
         (f"ratio of compute needed to {shown.level:.3f}", f"{shown.compute_ratio:.2f}"),
         ("difference of the climbs' ceilings", f"{shown.asymptote_difference:.3f}"),
         *((f"next gain of {name}", str(gain)) for name, gain in zip(shown.names, shown.next_gains, strict=True)),

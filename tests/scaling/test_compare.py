@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from scalerl.scaling.comparison import (
     common_ceiling,
     log_compute_of_run,
     seed_scatter,
+    sentence_of,
     side_mean,
     verdict_of,
 )
@@ -111,7 +113,7 @@ def test_levels_far_apart_are_called_at_once_however_young_the_runs():
 
 def test_what_was_measured_is_at_the_compute_that_both_have_reached():
     comparison = compare(run(last=16_000.0), run(last=4000.0, seed=1))
-    assert comparison.measured.compute == 4000.0 and comparison.at_twice.compute == 8000.0
+    assert comparison.measured.compute == 4000.0 and comparison.forecast.compute == 8000.0
     # the same truth: R(4000) of both
     assert comparison.measured.difference.low < 0 < comparison.measured.difference.high
 
@@ -228,3 +230,28 @@ def test_the_ceilings_of_a_run_that_rises_are_those_of_the_law():
 def test_the_example_of_the_page_is_as_printed():
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
     assert compare(run(seed=1), stretched(run(seed=1), 2.0), names=("dapo", "grpo")).sentence in page
+
+
+def test_the_lead_is_forecast_at_the_compute_that_is_asked_for():
+    first, second = fit(run(seed=1)), fit(stretched(run(seed=1), 2.0))
+    usual, far = compare(first, second), compare(first, second, at="4x")
+    assert far.forecast.compute == 4 * far.measured.compute and usual.forecast.compute == 2 * usual.measured.compute
+    # the rest is as without it
+    assert far.measured == usual.measured and far.asymptote_difference == usual.asymptote_difference
+    lead = far.forecast.difference
+    ahead = "the first" if far.forecast.probability > 0.5 else "the second"
+    assert f"; at 64,000 device-hours, {ahead} should be ahead by {abs(lead.mean):.3f} (" in far.sentence
+    assert "64,000" not in usual.sentence
+    assert compare(first, second, at=64_000.0).forecast == far.forecast
+    with pytest.raises(CurveError, match="compute must be a positive number"):
+        compare(first, second, at="soon")
+
+
+def test_a_sentence_with_a_winner_does_not_say_too_close_to_call():
+    comparison = compare([fit(run(seed=seed)) for seed in (1, 2)], [fit(run(seed=seed)) for seed in (3, 4)])
+    open_lead = replace(comparison.measured, probability=0.6)
+    undecided = replace(comparison, measured=open_lead, verdict="too close to call", winner=None)
+    assert sentence_of(undecided, 0.3, 0.02, False).startswith("The first and the second are too close to call at")
+    won = replace(undecided, verdict="higher ceiling", winner="first", probability_higher=0.98)
+    text = sentence_of(won, 0.3, 0.02, False)
+    assert text.startswith("The first has the higher ceiling of its climb") and "are about level at" in text
