@@ -470,13 +470,15 @@ def _comparison(analysis: Analysis) -> Json | None:
         return None
     names = [", ".join(run.source.name for run in analysis.runs if run.side == side) for side in (0, 1)]
     legend = [
-        {"color": f"@s{side}", "text": f"The {name}: {names[side]}"} for side, name in enumerate(("first", "second"))
+        {"color": f"@s{side}", "text": name if name == runs else f"{name}: {runs}"}
+        for side, (name, runs) in enumerate(zip(comparison.names, names, strict=True))
     ]
+    first, second = comparison.names
     numbers = (
-        f"The ceilings of the climbs differ by {comparison.asymptote_difference}; the first is higher with probability "
+        f"The ceilings of the climbs differ by {comparison.asymptote_difference}; {first} is higher with probability "
         f"{comparison.probability_higher:.2f}. At the common ceiling {comparison.common_asymptote:.3f} the ratio of "
-        f"the steepness B is {comparison.efficiency_ratio}. For the level {comparison.level:.3f} the first needs "
-        f"{comparison.compute_ratio} times the compute of the second. "
+        f"the steepness B is {comparison.efficiency_ratio}. For the level {comparison.level:.3f}, {first} needs "
+        f"{comparison.compute_ratio} times the compute of {second}. "
         f"Scatter between seeds: {comparison.seed_sd:.4f} ({comparison.seed_source})."
     )
     lines = [comparison.advice] if comparison.advice else []
@@ -520,11 +522,12 @@ COLUMNS_ALONE: dict[str, Callable[[RunAnalysis], Json]] = {
 
 def _columns(analysis: Analysis) -> dict[str, Callable[[RunAnalysis], Json]]:
     """Return the columns of the table of runs; if recipes are compared, with the recipe after the name."""
-    if analysis.comparison is None:
+    comparison = analysis.comparison
+    if comparison is None:
         return COLUMNS_ALONE
     recipe: dict[str, Callable[[RunAnalysis], Json]] = {
         "Run": COLUMNS_ALONE["Run"],
-        "Recipe": lambda run: words_cell(("first", "second")[run.side]),
+        "Recipe": lambda run: words_cell(comparison.names[run.side]),
     }
     return {**recipe, **COLUMNS_ALONE}
 

@@ -430,7 +430,8 @@ def _estimates(analysis: Analysis, quantity: str, title: str, axis: str) -> Figu
     """Return a figure with a row for each run; if recipes are compared, with a thick row above the runs of each."""
     rows: list[tuple[str, Estimate, str, bool]] = []
     for number, side in enumerate(analysis.sides.get(quantity, ())):
-        rows.append((f"{('first', 'second')[number]} recipe", side.recipe, f"@s{number}", True))
+        recipe = analysis.comparison.names[number] if analysis.comparison else ""
+        rows.append((f"{recipe}, recipe", side.recipe, f"@s{number}", True))
         names = [run.source.name for run in analysis.runs if run.side == number]
         rows += [(run, estimate, f"@s{number}", False) for run, estimate in zip(names, side.runs, strict=True)]
     if not rows:
