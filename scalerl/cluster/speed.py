@@ -120,12 +120,21 @@ class Assumptions:
 
 
 def this_cpu(threads: int, layers: int) -> Assumptions:
-    """Return assumptions for some threads of this CPU, in FP32, from a product that takes a fifth of a second.
+    """Return assumptions for some threads of this CPU, in FP32.
 
     Args:
         threads: Threads that compute.
         layers: Layers of the model. Each costs CALLS_S in a decode step, for the calls of its operations.
     """
+    # weights of 4 bytes are read as if they had the 2 of the roofline, over half of the bandwidth
+    name, bytes_per_s = f"this CPU, {threads} thread{'s' * (threads > 1)}", CPU_BYTES_PER_S * BF16 / FP32
+    cpu = Gpu(name, cpu_flops(threads), bytes_per_s, CPU_BYTES_PER_S)
+    return Assumptions(cpu, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * layers)
+
+
+@cache
+def cpu_flops(threads: int) -> float:
+    """Return the FLOP/s of some threads of this CPU, from products that take a fifth of a second, once."""
     import torch
 
     from scalerl.models.cpu.onednn import linear
@@ -139,12 +148,9 @@ def this_cpu(threads: int, layers: int) -> Assumptions:
         while time.perf_counter() - start < 0.2:
             linear(x, weight)
             done += 1
-        flops = done * 2.0 * 256 * 1024 * 1024 / (time.perf_counter() - start)
+        return done * 2.0 * 256 * 1024 * 1024 / (time.perf_counter() - start)
     finally:
         torch.set_num_threads(before)
-    # weights of 4 bytes are read as if they had the 2 of the roofline, over half of the bandwidth
-    cpu = Gpu(f"this CPU, {threads} thread{'s' * (threads > 1)}", flops, CPU_BYTES_PER_S * BF16 / FP32, CPU_BYTES_PER_S)
-    return Assumptions(cpu, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * layers)
 
 
 CPU_BYTES_PER_S, CPU_SHARE, CALLS_S = 10e9, 0.5, 1e-3
