@@ -141,6 +141,12 @@ def no_prospect(monkeypatch):
 
 
 @pytest.fixture
+def no_hours(monkeypatch):
+    """Dry runs of studies do not simulate how long each of their runs takes."""
+    monkeypatch.setattr("scalerl.cli.study_run._expected_seconds", lambda config: 60.0)
+
+
+@pytest.fixture
 def handlers():
     """Restore the signal handlers after a test."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}

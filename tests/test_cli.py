@@ -176,6 +176,7 @@ def test_the_configuration_file_may_stand_at_any_place_among_the_options(at, cap
     assert 'name = "mine"' in out and "max_ratio = 4.0" in out and "steps = 7\n" in out and "seed = 3\n" in out
 
 
+@pytest.mark.usefixtures("no_hours")
 def test_the_file_of_a_plan_a_study_and_a_doctor_may_come_last(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.toml").write_text("steps = 75\n")

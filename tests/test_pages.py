@@ -66,6 +66,7 @@ def without_studies(words):
     return kept
 
 
+@pytest.mark.usefixtures("no_hours")
 @pytest.mark.parametrize("words", study_commands())
 def test_a_study_command_of_a_page_passes_a_dry_run(words, monkeypatch, tmp_path, capsys):
     (tmp_path / "base.toml").write_text('preset = "quick"\n')

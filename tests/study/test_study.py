@@ -78,6 +78,7 @@ def test_saved_results_are_shown_again(study, capsys):
     assert json.loads(capsys.readouterr().out) == kept
 
 
+@pytest.mark.usefixtures("no_hours")
 def test_a_dry_run_names_arms_sizes_and_seeds_and_starts_nothing(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["study", "loo", "--dry-run", "--seeds", "2"]) == 0
