@@ -82,7 +82,8 @@ class Fit(InNotebooks):
     """
 
     asymptote: Estimate
-    """A, the ceiling if the run climbs, in the metric's unit. Forecasts lie inside its interval."""
+    """A, the ceiling if the run climbs, in the metric's unit. Forecasts of a run that has not
+    fallen lie inside its interval."""
 
     efficiency: Estimate
     """B, the steepness in ln C; > 0, no unit."""
