@@ -351,7 +351,7 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
     With three or more seeds on a side, this is the posterior on a grid of values, given each run's ceiling and its
     uncertainty; the prior counts as `PRIOR_SEEDS` seeds with the assumed scatter. Otherwise the scatter is assumed.
     """
-    num_draws = len(ceilings(sides[0][0]))
+    num_draws = len(sides[0][0].draws)
     assumed = ASSUMED_SEED_SD * width
     if max(len(side) for side in sides) < SEEDS_TO_ESTIMATE:
         return np.full(num_draws, assumed), f"assumed: nine in ten seeds within ±{MARGIN * width:g}"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,6 +30,9 @@ TRAINING_REWARD = "training reward"
 
 LARGEST = 1e100
 """Largest compute, metric and standard error. Their squares and products are finite."""
+
+
+Kind = TypeVar("Kind")
 
 
 class LogChoices(TypedDict, total=False):
@@ -319,11 +322,16 @@ class Curve(Guided):
 
 def checked_curve(data: Any) -> Curve:
     """Return a curve after checking that it is one; `scalerl.fit` and its like read whatever else has the points."""
-    if isinstance(data, Curve):
+    return checked_kind(data, Curve, "Curve(compute, metric) or Curve.read(data)", "scalerl.fit")
+
+
+def checked_kind(data: Any, kind: type[Kind], example: str, reader: str) -> Kind:
+    """Return data of a kind; an error has an example, and the function that reads whatever else has the points."""
+    if isinstance(data, kind):
         return data
     raise CurveError(
-        f"got a {type(data).__name__}; allowed: a Curve, such as Curve(compute, metric) or Curve.read(data). "
-        "scalerl.fit and its like read files, runs, data frames and rows"
+        f"got a {type(data).__name__}; allowed: a {kind.__name__}, such as {example}. {reader} and its like read "
+        "files, runs, data frames and rows"
     )
 
 

@@ -472,7 +472,7 @@ def prospect(
         budget=budget,
         identified=float(np.mean([f.identified for f in fits])),
         # of this climb: the interval of A includes climbs that no evaluation can exclude
-        asymptote_within=1.645 * float(np.median([f.asymptote.sd for f in fits])),
+        asymptote_within=deviate * float(np.median([f.asymptote.sd for f in fits])),
         forecast_within=float(np.median([band.high[0] - band.low[0] for band in twice])) / 2,
         other_prompts_within=deviate * float(np.median(between_W)),
         noise_sd=float(np.sqrt(np.median(sd_W) ** 2 + drift**2)),

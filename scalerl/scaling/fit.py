@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.core.calls import checked
-from scalerl.scaling.curve import Curve, checked_curve, thinned
+from scalerl.scaling.curve import Curve, checked_curve, checked_kind, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, quantiles, summarize, weighted_mean
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
@@ -272,12 +272,7 @@ def fit(
 
 def checked_fit(data: Any) -> Fit:
     """Return a fit after checking that it is one; `scalerl.forecast` and its like fit whatever else has the points."""
-    if isinstance(data, Fit):
-        return data
-    raise CurveError(
-        f"got a {type(data).__name__}; allowed: a Fit, such as fit(curve). scalerl.forecast and its like read files, "
-        "runs, data frames and rows"
-    )
+    return checked_kind(data, Fit, "fit(curve)", "scalerl.forecast")
 
 
 def checked_r0(r0: float, curve: Curve) -> float:

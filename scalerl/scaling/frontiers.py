@@ -346,7 +346,7 @@ def of_fits(fits: Sequence[Fit], settings: Sequence[Setting]) -> Scene:
         of_S[index[tuple(setting.items())]].append(f)
     rng = np.random.default_rng(0)
     # the draws of a run in the same order at every compute
-    order_S = [[shuffled(rng, len(f.levels(0.0)[0])) for f in of] for of in of_S]
+    order_S = [[shuffled(rng, len(f.draws)) for f in of] for of in of_S]
 
     def along(compute_M: Array, which: Sequence[int]) -> Array:
         pairs = [zip(of_S[s], order_S[s], strict=True) for s in which]

@@ -392,14 +392,10 @@ def posterior(
     result = together(curve, averaged, [part for part in parts if part.mean + part.wide > 0], climbs, climb)
     if fall is None:
         return with_climbs_not_begun(result)
-    down = fall.down(curve, ~result.of(LEVEL.name))
-    level_D, one_D = down.level_D, np.ones_like(down.level_D)
-    staying_draws = plain_draws(
-        asymptote=level_D, efficiency=one_D, midpoint=problem.last * one_D, initial=level_D,
-        autocorrelation=0.0 * one_D, noise_sd=down.noise_D, most=problem.bound,
-    )  # fmt: skip
-    of_law = result.draws.select(~result.of(LEVEL.name))
-    draws = joined([of_law, staying_draws.select(result.of(LEVEL.name))])
+    stays_D = result.of(LEVEL.name)
+    down = fall.down(curve, ~stays_D)
+    staying_draws = flat_draws(problem, down.level_D, np.zeros_like(down.level_D), down.noise_D)
+    draws = joined([result.draws.select(~stays_D), staying_draws.select(stays_D)])
     return replace(result, draws=draws, down=down)
 
 
@@ -477,12 +473,17 @@ def level_of(problem: Problem, num_draws: int) -> tuple[Draws, float]:
     """Return draws of a run without a climb, which have A = R0, and the log evidence of such a run."""
     phi_F = np.array(problem.prior.autocorrelations)
     level = steady_level(problem.y_N, problem.floor, phi_F, problem.least, problem.most, num_draws, problem.weight_N)
-    level_D, one_D = problem.offset + problem.width * level.level_D, np.ones(num_draws)
-    draws = plain_draws(
+    level_D, noise_D = problem.offset + problem.width * level.level_D, problem.width * level.noise_D
+    return flat_draws(problem, level_D, level.phi_D, noise_D), level.log_evidence
+
+
+def flat_draws(problem: Problem, level_D: Array, phi_D: Array, noise_D: Array) -> Draws:
+    """Return draws that stay at a level, in the metric's unit."""
+    one_D = np.ones_like(level_D)
+    return plain_draws(
         asymptote=level_D, efficiency=one_D, midpoint=problem.last * one_D, initial=level_D,
-        autocorrelation=level.phi_D, noise_sd=problem.width * level.noise_D, most=problem.bound,
+        autocorrelation=phi_D, noise_sd=noise_D, most=problem.bound,
     )  # fmt: skip
-    return draws, level.log_evidence
 
 
 def with_climbs_not_begun(of_points: Posterior) -> Posterior:
