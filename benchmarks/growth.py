@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import platform
 import resource
@@ -265,18 +266,18 @@ def step_retired(retired: int, meter: Meter, place: Path) -> None:
 
 
 def watch(runs: int, meter: Meter, place: Path) -> None:
-    """The watcher over finished runs for five seconds, and the second `ls` of them."""
-    import os
-
+    """The watcher over finished runs for ten seconds, and `ls` of them."""
     from watched import write_run
 
     from scalerl.cli.main import main
     from scalerl.view.watcher import POLL_S, Watcher
 
-    os.environ["SCALERL_CACHE"] = str(place / "cache")
     template = write_run(place / "template", rows=60, points=12, steps=60)
     for number in range(runs):
-        shutil.copytree(template, place / "runs" / f"run-{number:05d}")
+        copy = Path(shutil.copytree(template, place / "runs" / f"run-{number:05d}")) / "points.jsonl"
+        copy.write_text(
+            copy.read_text().replace('"stderr": 0.006', f'"stderr": 0.006{number:05d}')
+        )  # equal fits are kept
     watcher = Watcher([place / "runs"])
     watcher._fits.submit(lambda: None).result()  # after all fits
     began, cpu_s = time.monotonic(), _cpu_s()
@@ -285,7 +286,7 @@ def watch(runs: int, meter: Meter, place: Path) -> None:
         time.sleep(POLL_S)
     meter.values["cores"] = (_cpu_s() - cpu_s) / (time.monotonic() - began)
     watcher.close()
-    with contextlib.redirect_stdout(None), meter.measured("ls_"):
+    with contextlib.redirect_stdout(io.StringIO()), meter.measured("ls_"):
         main(["ls", str(place / "runs")])
 
 
@@ -346,7 +347,7 @@ ROWS: dict[str, Row] = {
     "prompts": Row(prompts, "rows", (12_500, 25_000, 50_000)),
     "evaluations": Row(step_evaluations, "evaluations so far", (5000, 20_000, 80_000)),
     "retired": Row(step_retired, "retired prompts", (25_000, 100_000, 400_000)),
-    "watch": Row(watch, "finished runs", (125, 250, 500)),
+    "watch": Row(watch, "finished runs", (250, 500, 1000)),
     "import": Row(imports, "rows of a log", (100_000, 300_000, 900_000)),
     "packing": Row(packing, "sequences in a row", (4096, 16_384, 65_536)),
     "shared": Row(shared_prompts, "tokens of a completion", (4096, 8192, 16_384)),

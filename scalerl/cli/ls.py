@@ -11,9 +11,8 @@ from scalerl.cli.options import Parser, add_directories, add_json
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
 from scalerl.core.run_files import is_study
-from scalerl.view.fit_cache import FitCache
 from scalerl.view.run import FollowedRun, list_fit
-from scalerl.view.state import ALIVE, find
+from scalerl.view.state import find
 
 WIDTH = 80
 LAST_BYTES = 16_384
@@ -40,15 +39,14 @@ def run_ls(words: list[str]) -> int:
         raise ConfigError(f"{places}: no run here; give run directories (with a config.toml)")
     if not arguments.json:
         print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
-    cache = FitCache()
     for path in runs:
         run = FollowedRun(path, tail=LAST_BYTES)
         if arguments.json:
-            print(json.dumps(entry(run, cache), allow_nan=False), flush=True)
+            print(json.dumps(entry(run), allow_nan=False), flush=True)
             continue
         in_study = is_study(path.parent.parent)  # STUDY/ARM/seed-0
         name = f"{path.parent.name}/{path.name}" if in_study else path.name
-        print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run, cache))), flush=True)
+        print(unreadable(name, run) if run.state == "unreadable" else line_of((name, *cells(run))), flush=True)
     return 0
 
 
@@ -65,17 +63,12 @@ def unreadable(name: str, run: FollowedRun) -> str:
     return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:WIDTH]
 
 
-def task_fit(run: FollowedRun, task: str, cache: FitCache | None) -> dict[str, Any]:
-    """Return `list_fit` of one task; the cache stores that of a run that has ended."""
-    return list_fit(run.points[task], run.axis, *run.terms, None if run.state in ALIVE else cache)
-
-
-def entry(run: FollowedRun, cache: FitCache) -> dict[str, Any]:
+def entry(run: FollowedRun) -> dict[str, Any]:
     """Return a run as JSON values, with the forecast of each task at twice its compute."""
     tasks = {}
     for task in run.tasks:
         last = run.points[task][-1]
-        fit_values = task_fit(run, task, cache)
+        fit_values = list_fit(run.points[task], run.axis, *run.terms)
         mean, low, high = fit_values.get("twice") or (None, None, None)
         tasks[task] = {
             "step": last.step, "pass_rate": last.pass_rate, "stderr": last.stderr,
@@ -89,17 +82,14 @@ def entry(run: FollowedRun, cache: FitCache) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cells(run: FollowedRun, cache: FitCache | None = None) -> tuple[str, str, str, str, str]:
-    """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast.
-
-    `cache` stores the forecasts of runs that have ended.
-    """
+def cells(run: FollowedRun) -> tuple[str, str, str, str, str]:
+    """Return the columns of a run after its name, for its first task; dashes without evaluations or a forecast."""
     state, step = run.state.replace(" ", "-"), f"{run.step}/{run.steps}"
     task = next(iter(run.tasks), "")
     if not task:
         return state, step, "-", "-", "-"
     rate = f"{run.points[task][-1].pass_rate:.3f}"
-    fit_values = task_fit(run, task, cache)
+    fit_values = list_fit(run.points[task], run.axis, *run.terms)
     if fit_values["problem"]:
         return state, step, rate, "-", "-"
     _, low, high = fit_values["twice"]

@@ -64,8 +64,10 @@ def run_watch(words: list[str]) -> int:
     place = listen(arguments.host, arguments.port)
     with Working("looking for runs"):
         watcher = Watcher(directories, [FollowedLog(path, reading) for path in logs])
-    counts = [f"{watcher.count} runs, {len(watcher.studies)} studies in {', '.join(map(str, directories))}"]
+    counts = [f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, directories))}"]
     counts = [*(counts if directories else []), *([f"{len(logs)} logs"] if logs else [])]
+    if watcher.limit:
+        print(watcher.limit)
     added = "; new ones are added while it runs" if directories else ""
     print(f"{', '.join(counts)}{added}\nwatch at  {place.link}\nstop with Ctrl-C", flush=True)
     server = serving(watcher, place, open_browser=arguments.open)

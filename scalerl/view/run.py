@@ -24,7 +24,6 @@ from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
-from scalerl.view.fit_cache import FitCache, key_of
 from scalerl.view.outlook import Outlook, Source, curve_of, points_by_task, run_outlook
 from scalerl.view.page_figures import plain
 from scalerl.view.rollouts import RolloutIndex
@@ -322,11 +321,7 @@ class FollowedRun(RunView):
 
 
 def list_fit(
-    points: Sequence[EvalPoint],
-    axis: str,
-    min_gain: float | None = None,
-    price: float | None = None,
-    cache: FitCache | None = None,
+    points: Sequence[EvalPoint], axis: str, min_gain: float | None = None, price: float | None = None
 ) -> dict[str, Any]:
     """Return forecast and advice of one task as JSON values for the list of runs.
 
@@ -335,22 +330,14 @@ def list_fit(
         axis: Compute axis.
         min_gain: As for `run_outlook`.
         price: As for `run_outlook`.
-        cache: Stores the forecasts of runs that have ended; None: the run goes on.
     """
-    key = key_of(points, axis, (min_gain, price)) if cache else ""
-    if cache and (before := cache.get(key)) is not None:
-        return before
     values: dict[str, Any] = {"evaluations": len(points), "problem": ""}
     try:
         outlook = run_outlook(points, axis, min_gain, price)
     except CurveError as error:
-        values["problem"] = str(error)
-    else:
-        twice = outlook.forecast.at[0]
-        values |= {"twice": plain([twice.mean, twice.low, twice.high]), "action": outlook.advice.action}
-    if cache:
-        cache.put(key, values)
-    return values
+        return values | {"problem": str(error)}
+    twice = outlook.forecast.at[0]
+    return values | {"twice": plain([twice.mean, twice.low, twice.high]), "action": outlook.advice.action}
 
 
 def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -76,6 +76,14 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return list(runs), list(studies)
 
 
+def latest(runs: Sequence[Path], most: int) -> list[Path]:
+    """Return runs in their order; of more than `most`, those whose evaluations were written last."""
+    if len(runs) <= most:
+        return list(runs)
+    chosen = set(sorted(runs, key=lambda run: modified(run / run_files.POINTS))[-most:])
+    return [run for run in runs if run in chosen]
+
+
 def has_runs(path: Path) -> bool:
     """Return whether there is a run or a study at or below a path."""
     return any(run_files.is_study(place) or is_run(place) for place in [path, *_children(path)])

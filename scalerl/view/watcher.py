@@ -5,41 +5,31 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.scaling import CurveError
-from scalerl.view.fit_cache import FitCache
 from scalerl.view.following import FollowedLog
 from scalerl.view.outlook import names_of
 from scalerl.view.page import page, summary
 from scalerl.view.run import FollowedRun, id_of, list_fit
-from scalerl.view.state import ALIVE, find, is_run
+from scalerl.view.state import ALIVE, find, is_run, latest
 from scalerl.view.study import study_results
 from scalerl.view.study_files import read_files
 
 POLL_S = 0.5
-"""Interval of the polls of the files, seconds."""
+"""Interval of the polls of the files of runs that go on, seconds."""
 
 SEARCH_S = 3.0
-"""Interval of the searches for new runs, seconds."""
+"""Interval of the searches for new, removed and resumed runs, seconds."""
 
-SEARCH_REST = 100.0
-"""Pause between searches in durations of the last one, without the first 0.03 s of it: a load of 1% of a core."""
-
-RESTING_S = 0.005
-"""Seconds of a poll for runs that have ended, which are looked at in turn: a load of 1% of a core."""
-
-READING_S = 2.0
-"""Seconds of a poll for runs that were found and not read yet; of 100,000 the first are shown while others are read."""
-
-RESTING = 16
-"""Smallest number of these in a poll."""
+MOST_RUNS = 1000
+"""Largest number of runs; of more, those whose evaluations were written last are followed."""
 
 REST_FACTOR = 20.0
 """Pause between analyses of a study, in durations of the last analysis; 20 is a load of 5% of a core."""
@@ -70,23 +60,21 @@ class Watcher:
         self.version = 0
         self.problems: list[str] = []
         """Unexpected errors; the page shows the last ones."""
-        self._fitted_counts: dict[tuple[str, str], int] = {}
+        self.omitted = 0
+        """Number of runs above `MOST_RUNS`, which are not followed."""
         self._changes: dict[str, int] = {}
         self._listed = 0
         """Version at which runs were last added or removed."""
-        self._searched = self._search_took = 0.0
-        self._resting: deque[FollowedRun] = deque()
-        self._unread: deque[tuple[Path, str, str]] = deque()
-        """Runs that were found and not read yet: path, name, study."""
-        self._cache = FitCache()
+        self._searched = 0.0
         self._fits, self._waiting = ThreadPoolExecutor(1, "fits"), set[object]()
         self._search()
         self.poll()
 
     @property
-    def count(self) -> int:
-        """Number of runs that were found, with those that are not read yet."""
-        return len(self.runs) + len(self._unread)
+    def limit(self) -> str:
+        """Which runs are not followed; empty if all are."""
+        count = f"{len(self.runs):,} of {len(self.runs) + self.omitted:,} runs are shown, those evaluated last"
+        return f"{count}; give a directory with fewer for the others" if self.omitted else ""
 
     def close(self) -> None:
         """End the fitting thread after its current job."""
@@ -94,15 +82,12 @@ class Watcher:
 
     def poll(self) -> None:
         """Poll all files once."""
-        pause = SEARCH_S + SEARCH_REST * max(0.0, self._search_took - 0.03)
-        if time.monotonic() - self._searched >= pause:
+        if searches := time.monotonic() - self._searched >= SEARCH_S:
             self._safely(self._search)
-        self._safely(self._read_some)
         runs = list(self.runs.values())
         for run in runs:
-            if run.state in ALIVE:
+            if searches or run.state in ALIVE:
                 self._safely(partial(self._poll_run, run), run)
-        self._poll_resting(runs)
         for log in self.logs.values():
             if self._looks and log.due():
                 self.queue(log.id, log.look_again)
@@ -114,18 +99,6 @@ class Watcher:
             if study.due([run for run in runs if run.study == study.id]):
                 self.queue(study.id, partial(self._judge, study))
 
-    def _poll_resting(self, runs: Sequence[FollowedRun]) -> None:
-        """Look at some of the runs that have ended, in turn: one may be resumed or removed."""
-        start = time.monotonic()
-        if not self._resting:
-            self._resting.extend(run for run in runs if run.state not in ALIVE)
-        looked = 0
-        while self._resting and (looked < RESTING or time.monotonic() - start < RESTING_S):
-            run = self._resting.popleft()
-            looked += 1
-            if run.state not in ALIVE and self.runs.get(run.id) is run:
-                self._safely(partial(self._poll_run, run), run)
-
     def _poll_run(self, run: FollowedRun) -> None:
         with self.lock:
             if run.poll():
@@ -135,16 +108,15 @@ class Watcher:
     def _queue_fits(self, run: FollowedRun) -> None:
         """Queue a fit of each task with new evaluations."""
         for task in run.tasks:
-            count = len(run.points[task])
-            if self._fitted_counts.get((run.id, task)) != count:
-                self._fitted_counts[run.id, task] = count
+            if run.fits.get(task, {}).get("evaluations") != len(run.points[task]):
                 self.queue((run.id, task), partial(self._fit, run, task))
 
     def _safely(self, work: Callable[[], None], run: FollowedRun | None = None) -> None:
         """Run a part of a poll; an unexpected error is shown on the page."""
         error = outcome(work).exception()  # unexpected contents of one directory must not stop the page for all others
-        if error is not None and run is None:
-            self.problems.append(f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        if error is not None and run is None and text not in self.problems:
+            self.problems.append(text)
             self.version += 1
         elif error is not None and run is not None and run.failed(error):
             self._changed(run.id)
@@ -162,7 +134,7 @@ class Watcher:
                 "runs": [self.runs[key].summary() for key in changed if key in self.runs],
                 "logs": [self.logs[key].summary() for key in changed if key in self.logs],
                 "studies": [self.studies[key].summary() for key in changed if key in self.studies],
-                "problems": self.problems[-2:],
+                "problems": [*self.problems[-2:], *filter(None, [self.limit])],
             }
 
     def queue(self, key: object, job: Callable[[], None]) -> None:
@@ -183,46 +155,42 @@ class Watcher:
     def _search(self) -> None:
         """Find new runs, and remove those whose directory no longer exists."""
         self._searched = time.monotonic()
-        runs, studies = find([path for path in self.paths if os.path.exists(path)])
-        existing = set(runs)
-        removed = [run for run in list(self.runs.values()) if run.path not in existing and not is_run(run.path)]
-        self._search_took = time.monotonic() - self._searched
+        paths, studies = find([path for path in self.paths if os.path.exists(path)])
+        followed = latest(paths, MOST_RUNS)
+        self.omitted = len(paths) - len(followed)
+        chosen, known = set(followed), {run.path for run in self.runs.values()}
+        gone = [run for run in self.runs.values() if run.path not in chosen]
+        # a directory above may not be readable for a moment
+        removed = [run for run in gone if self.omitted or not is_run(run.path)]
+        in_study = {run: place for run in followed for place in islice(run.parents, 2) if place in studies}
+        alone = [path for path in followed if path not in in_study]
+        names = dict(zip(alone, names_of(alone), strict=True))
+        names |= {path: f"{study.name}/{path.relative_to(study)}" for path, study in in_study.items()}
         with self.lock:
             for run in removed:
                 del self.runs[run.id]
                 self._changed(run.id)
                 self._listed = self.version
-        known_paths = {*(run.path for run in self.runs.values()), *(path for path, *_ in self._unread)}
-        if fresh := [path for path in runs if path not in known_paths]:
-            of_study = {path: study for path in fresh for study in studies if study in path.parents}
-            alone = [run.path for run in self.runs.values() if not run.study]
-            alone += [path for path, _, study in self._unread if not study] + [p for p in fresh if p not in of_study]
-            names = dict(zip(alone, names_of(alone), strict=True))
-            names |= {path: f"{study.name}/{path.relative_to(study)}" for path, study in of_study.items()}
-            fresh_runs = [(path, "", id_of(of_study[path]) if path in of_study else "") for path in fresh]
-            unread = [*self._unread, *fresh_runs]
-            self._unread = deque((path, names.get(path, name), study) for path, name, study in unread)
-            with self.lock:
-                for run in self.runs.values():
-                    if (name := names.get(run.path, run.name)) != run.name:
-                        run.name = name
-                        self._changed(run.id)
-        for path in studies:
-            if id_of(path) not in self.studies:
-                with self.lock:
+            for run in self.runs.values():
+                if (name := names.get(run.path, run.name)) != run.name:
+                    run.name = name
+                    self._changed(run.id)
+            for path in studies:
+                if id_of(path) not in self.studies:
                     self.studies[id_of(path)] = FollowedStudy(path)
                     self._changed(id_of(path))
+        for path in followed:
+            if path not in known:
+                study = id_of(in_study[path]) if path in in_study else ""
+                self._safely(partial(self._read, path, names[path], study))
 
-    def _read_some(self) -> None:
-        """Read runs that were found, for a part of a poll. They are read without the lock, for which pages wait."""
-        start = time.monotonic()
-        while self._unread and time.monotonic() - start < READING_S:
-            run = FollowedRun(*self._unread.popleft())
-            with self.lock:
-                self.runs[run.id] = run
-                self._queue_fits(run)
-                self._changed(run.id)
-                self._listed = self.version
+    def _read(self, path: Path, name: str, study: str) -> None:
+        run = FollowedRun(path, name, study)  # without the lock, for which pages wait
+        with self.lock:
+            self.runs[run.id] = run
+            self._queue_fits(run)
+            self._changed(run.id)
+            self._listed = self.version
 
     def _changed(self, key: str) -> None:
         self.version += 1
@@ -231,8 +199,7 @@ class Watcher:
     def _fit(self, run: FollowedRun, task: str) -> None:
         with self.lock:
             points, axis = list(run.points.get(task, ())), run.axis
-            cache = None if run.state in ALIVE else self._cache
-        values = list_fit(points, axis, *run.terms, cache)
+        values = list_fit(points, axis, *run.terms)
         with self.lock:
             run.fits[task] = values
             run.version += 1
