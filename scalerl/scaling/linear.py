@@ -2,7 +2,7 @@
 
 y = sum_k beta_k x_k + noise, noise_t = phi noise_(t-1) + innovation of variance sigma^2. Prior: flat in beta, 1/sigma.
 Arrays may have any leading axes, which broadcast, so many models are solved at once. Whitening (x_1 sqrt(1 - phi^2),
-x_t - phi x_(t-1)) is not computed explicitly: the Gram matrix of whitened_product columns is a polynomial in phi,
+x_t - phi x_(t-1)) is not computed explicitly: the Gram matrix of whitened columns is a polynomial in phi,
 total + phi^2 inner - phi lagged, so three sums are enough for all values of phi.
 
 Axes in names: N points, K columns. The Gram matrix has K + 1 rows and columns, of which y is the last.
@@ -40,7 +40,7 @@ class Solved(NamedTuple):
 
 
 def gram(columns: Sequence[Array], phi: Array) -> list[list[Array]]:
-    """Return the products of all pairs of columns, whitened_product by phi.
+    """Return the products of all pairs of columns, whitened with phi.
 
     Args:
         columns: Arrays of shape (N,) (plain) or (..., N); leading axes broadcast.
@@ -76,7 +76,7 @@ def neighbors(columns_NS: Array) -> Array:
 
 
 def whitened_product(x_N: Array, z_N: Array, total: Array, lagged: Array, phi: Array) -> Array:
-    """Return the product of two columns whitened_product by phi, from their product and that of neighboring values."""
+    """Return the product of two columns whitened with phi, from their product and that of neighboring values."""
     inner = total - x_N[..., 0] * z_N[..., 0] - x_N[..., -1] * z_N[..., -1]
     return np.asarray(total + phi * (phi * inner - lagged))
 
