@@ -117,7 +117,7 @@ def test_a_file_that_takes_more_memory_than_is_free_is_not_begun(tmp_path, monke
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     size = path.stat().st_size
     words = [command, str(path), *(["-o", str(tmp_path / "page.html")] if command == "report" else [])]
-    monkeypatch.setattr(files, "LARGE", size)
+    monkeypatch.setattr(files, "LARGE_FILE_BYTES", size)
     monkeypatch.setattr(machine, "host_memory", lambda: machine.Memory(9e12, 8.0 * size - 1.0, "this machine"))
     assert main(words) == 2
     told = " ".join(capsys.readouterr().err.split())

@@ -19,7 +19,7 @@ from scalerl import cli
 from scalerl.cli.main import COMMANDS
 from scalerl.config import LAB
 from scalerl.core import stops, working
-from scalerl.core.working import CLEAR, Working, duration
+from scalerl.core.working import CLEAR, Working, elapsed_text
 from scalerl.training.display import RunDisplay
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +97,7 @@ def test_a_terminal_has_one_line_that_is_removed_before_other_output_and_at_the_
 
 
 def test_durations_are_short_texts():
-    assert [duration(s) for s in (0.4, 59.9, 60, 125, 3600, 3780.0)] == [
+    assert [elapsed_text(s) for s in (0.4, 59.9, 60, 125, 3600, 3780.0)] == [
         "0 s", "59 s", "1 min 0 s", "2 min 5 s", "1 h 0 min", "1 h 3 min",
     ]  # fmt: skip
 

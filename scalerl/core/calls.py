@@ -95,10 +95,10 @@ def missing(owner: str, name: str, habits: Mapping[str, str], allowed: Iterable[
     return NoSuchName(f"{owner} has no {name!r}{nearest(name, names)}; it has {', '.join(names)}")
 
 
-NUMBERS = ("target", "min_gain", "price", "level", "r0", "exclude_below", "devices", "answers", "mean_of", "budget",
-           "fractions")  # fmt: skip
-TEXTS = ("compute", "task", "source", "run", "metric")
-PATHS = ("output", "figures")
+NUMBER_ARGUMENTS = ("target", "min_gain", "price", "level", "r0", "exclude_below", "devices", "answers", "mean_of",
+                    "budget", "fractions")  # fmt: skip
+TEXT_ARGUMENTS = ("compute", "task", "source", "run", "metric")
+PATH_ARGUMENTS = ("output", "figures")
 """Names of arguments that are numbers, text and paths, in all public functions."""
 
 
@@ -111,11 +111,11 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if name in NUMBERS and (isinstance(value, bool) or not isinstance(value, Real)):
+        if name in NUMBER_ARGUMENTS and (isinstance(value, bool) or not isinstance(value, Real)):
             raise CallError(f"{name} must be a number; got {value!r:.60}")
-        if name in TEXTS and not isinstance(value, str):
+        if name in TEXT_ARGUMENTS and not isinstance(value, str):
             raise CallError(f"{name} must be text; got {value!r:.60}")
-        if name in PATHS and not isinstance(value, str | os.PathLike):
+        if name in PATH_ARGUMENTS and not isinstance(value, str | os.PathLike):
             raise CallError(f"{name} must be a path; got {value!r:.60}")
         pair = list(value) if isinstance(value, list | tuple) or hasattr(value, "__array__") else []
         if name == "bounds" and not (len(pair) == 2 and all(isinstance(bound, Real) for bound in pair)):

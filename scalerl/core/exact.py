@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-VERSION = 2
+MARSHAL_VERSION = 2
 """Version of marshal: the last one whose bytes do not depend on which parts are the same object."""
 
 _SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -28,7 +28,7 @@ def exact_bytes(value: Any) -> bytes:
         TypeError: A part cannot be sent to another process, such as an open file.
         RecursionError: It is nested too deeply, or contains itself.
     """
-    return marshal.dumps(value if is_plain(value) else list(_parts(value)), VERSION)
+    return marshal.dumps(value if is_plain(value) else list(_parts(value)), MARSHAL_VERSION)
 
 
 def is_plain(value: Any) -> bool:

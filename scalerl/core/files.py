@@ -45,7 +45,7 @@ DIGITS = 100
 """Largest number of digits of an integer in JSON. A product of three is a finite float."""
 
 
-LARGE = 100e6
+LARGE_FILE_BYTES = 100e6
 """Bytes of a file from which its memory is checked before it is read."""
 
 LARGEST_JSON = 64 << 20
@@ -116,7 +116,7 @@ def lack_of_room(path: Path, times: float) -> str:
         times: Memory that reading it takes, in multiples of its size.
     """
     size = os.path.getsize(path)
-    if size < LARGE:
+    if size < LARGE_FILE_BYTES:
         return ""
     from scalerl.core.machine import host_memory  # a fit of a small file does without
 

@@ -14,7 +14,7 @@ from scalerl.core.errors import UserError
 from scalerl.core.files import read_json, sync, write_whole
 
 MANIFEST, STAMP, KIND = "manifest.json", ".digest", "xxh3_128"
-BLOCK = 1 << 26
+BLOCK_BYTES = 1 << 26
 """Bytes read at a time."""
 
 
@@ -41,9 +41,9 @@ def digest(path: Path, size: int | None = None) -> str:
 
 
 def add_to_digest(running: Any, path: Path, start: int, end: int) -> None:
-    """Add the bytes of a file from `start` to `end` to a digest, `BLOCK` at a time."""
+    """Add the bytes of a file from `start` to `end` to a digest, `BLOCK_BYTES` at a time."""
     remaining = end - start
-    block = memoryview(bytearray(max(0, min(BLOCK, remaining))))
+    block = memoryview(bytearray(max(0, min(BLOCK_BYTES, remaining))))
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         while remaining > 0 and (count := file.readinto(block[:remaining])):

@@ -79,7 +79,7 @@ class Working:
     def line(self) -> str:
         """The line, such as "aime-24: sampling, 120 of 512, 45 s"."""
         amount = f", {self._done:,} of {self._total:,}" if self._total else ""
-        return f"{self._what}{amount}, {duration(self.seconds)}"
+        return f"{self._what}{amount}, {elapsed_text(self.seconds)}"
 
     def clear(self) -> None:
         """Remove the line from the terminal, before something else is printed."""
@@ -122,7 +122,7 @@ class _Clearing:
         return getattr(self._stream, name)
 
 
-def duration(seconds: float) -> str:
+def elapsed_text(seconds: float) -> str:
     """Return a duration as text: "45 s", "2 min 5 s", "1 h 3 min"."""
     whole_s = int(seconds)
     if whole_s < 60:

@@ -22,7 +22,7 @@ NICE = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 FROM_VALUES = "the smallest and largest value in the log, rounded outward"
 """Where bounds come from that nothing else says: they move while the values of a run that trains go on."""
 
-FAR = 20.0
+FAR_FROM_ZERO = 20.0
 """Values above this that vary by less than half are not measured from 0."""
 
 SHARE = re.compile(
@@ -58,7 +58,7 @@ def bounds_of(table: Table, dialect: Dialect, metric: str, bounds: Bounds | None
     if fits(value_E, 0.0, 1.0):
         origin = "a share of answers" if SHARE.search(key(metric)) else "the values lie in it"
         if (logged := logged_extremes(table, dialect, metric)) is not None and not fits(np.array(logged), 0.0, 1.0):
-            return rounded(*logged), "smallest and largest reward in the log, rounded outward", []
+            return rounded_bounds(*logged), "smallest and largest reward in the log, rounded outward", []
         stray = len(outside_of(value_E, 0.0, 1.0, 1e-6))
         notes = [f"{stray} of {len(value_E)} values are outside [0, 1] by less than {STRAY:g} and were clipped"]
         return (0.0, 1.0), origin, notes if stray else []
@@ -70,7 +70,7 @@ def bounds_of(table: Table, dialect: Dialect, metric: str, bounds: Bounds | None
         return parts, "the sum of its reward functions", []
     if (logged := logged_extremes(table, dialect, metric)) is not None:
         least, most = min(logged[0], float(value_E.min())), max(logged[1], float(value_E.max()))
-        return rounded(least, most), "smallest and largest reward in the log, rounded outward", []
+        return rounded_bounds(least, most), "smallest and largest reward in the log, rounded outward", []
     return observed(value_E), FROM_VALUES, []
 
 
@@ -124,14 +124,14 @@ def sum_of_parts(table: Table, metric: str) -> Bounds | None:
 
 def observed(value_E: Array) -> Bounds:
     """Return the range of values, rounded outward."""
-    return rounded(float(value_E.min()), float(value_E.max()))
+    return rounded_bounds(float(value_E.min()), float(value_E.max()))
 
 
-def rounded(least: float, most: float) -> Bounds:
+def rounded_bounds(least: float, most: float) -> Bounds:
     """Return a range around two values: 0 or a round number at each end; at least as wide as the values."""
     low = -max(1.0, outward(-least)) if least < 0 else 0.0
     high = max(1.0, outward(most)) if most > 0 else 0.0
-    if least > FAR and most < 1.5 * least:  # such as an Elo rating
+    if least > FAR_FROM_ZERO and most < 1.5 * least:  # such as an Elo rating
         width = outward(max(most - least, 1e-6 * high))
         low = float(np.floor((least - width) / width) * width)
         high = float(np.ceil((most + width) / width) * width)

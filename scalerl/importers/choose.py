@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.importers.dialect import Dialect, steps_of
-from scalerl.importers.dialects import GENERAL_STEPS, IMPORTERS, TABLE
+from scalerl.importers.dialects import GENERAL_STEPS, GENERAL_TABLE, IMPORTERS
 from scalerl.tables.errors import LIST, CurveError, LogError, TooEarly
 from scalerl.tables.names import (
     EVALUATION_WORD,
@@ -30,7 +30,7 @@ from scalerl.tables.table import Table, key
 LISTED = 12
 """Number of candidates that an error lists."""
 
-ENOUGH = 5
+ENOUGH_POINTS = 5
 """Evaluations of a held-out curve that can be fitted; with fewer, the reward of training is used, if it has them."""
 
 FEW_ROWS = 20
@@ -64,7 +64,7 @@ def find_dialect(source: str | None, table: Table) -> Dialect:
         best = max(marks, key=lambda label: len(marks[label]))
         text = f"{table.name} could be from {len(marks)} sources ({matches}); choose one with source= (--from)"
         raise LogError(text, add=("--from", best))
-    return IMPORTERS[next(iter(marks))] if marks else TABLE
+    return IMPORTERS[next(iter(marks))] if marks else GENERAL_TABLE
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ def choose(table: Table, dialect: Dialect, metric: str | None, task: str | None)
         tasks = ", ".join(sorted({c.task for c in suitable if c.task})) or "one task without a name"
         raise TooEarly(f"{table.name} has no task {task!r}; it has {tasks}")
     best = of_task[0]
-    if metric is None and best.count < ENOUGH:
-        best = next((c for c in of_task if c.count >= ENOUGH), best)
+    if metric is None and best.count < ENOUGH_POINTS:
+        best = next((c for c in of_task if c.count >= ENOUGH_POINTS), best)
     if metric is None and best.training and best.count < FEW_ROWS and (scoreless := scoreless_evaluation(table)):
         raise TooEarly(
             f"{table.name} evaluates ({scoreless}) but logs no score of it, and {best.count} rows with the training "

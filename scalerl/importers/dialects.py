@@ -393,17 +393,17 @@ GENERAL_TOKENS = ("num_tokens", "total_tokens", "tokens", "tokens_seen", "num_in
 GENERAL_STEP_TOKENS = ("step_tokens", "tokens_per_step", "num_step_tokens", "batch_tokens", "perf/total_num_tokens",
                        "tokens_in_batch")  # fmt: skip
 
-TABLE = Dialect(
+GENERAL_TABLE = Dialect(
     name="table", title="", source="", marks=(), metrics=(), steps=GENERAL_STEPS, about="the columns of the log"
 )
-WANDB = replace(TABLE, name="wandb", about="the run's clock: it includes evaluation and checkpoints",
+WANDB = replace(GENERAL_TABLE, name="wandb", about="the run's clock: it includes evaluation and checkpoints",
                 clocks=("_runtime", "_timestamp"))  # fmt: skip
 
 IMPORTERS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
         TRL, VERL, PRIME_RL, OPEN_INSTRUCT, SKYRL, UNSLOTH, MS_SWIFT, NEMO_RL, SLIME, OPENRLHF, TINKER, AREAL, ROLL,
-        LLAMA_FACTORY, TRL_PPO, SUPERVISED, WANDB, replace(WANDB, name="tensorboard"), TABLE,
+        LLAMA_FACTORY, TRL_PPO, SUPERVISED, WANDB, replace(WANDB, name="tensorboard"), GENERAL_TABLE,
     )
 }  # fmt: skip
 """The dialects, by the name that `source` and `--from` take."""

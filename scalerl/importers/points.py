@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from scalerl.core.files import parse_json, read_bytes, write_whole
 from scalerl.importers.bounds import bounds_of
-from scalerl.importers.choose import ENOUGH, TASK, Candidate, candidates, choose, find_dialect, name_list, others
-from scalerl.importers.compute import AXES, compute_of
+from scalerl.importers.choose import ENOUGH_POINTS, TASK, Candidate, candidates, choose, find_dialect, name_list, others
+from scalerl.importers.compute import TOTAL_AXES, compute_of
 from scalerl.importers.dialect import Dialect, match, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS
 from scalerl.importers.join import coalesced, last_of_each, row_steps
@@ -29,7 +29,7 @@ from scalerl.scaling.curve import TRAINING_REWARD, listed
 from scalerl.tables.errors import CurveError, LogError, TooEarly
 from scalerl.tables.forms import read_table
 from scalerl.tables.names import EVALUATION_WORD
-from scalerl.tables.table import Array, Table, joined, key
+from scalerl.tables.table import Array, Table, joined_tables, key
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
 """Roles that `columns` can assign."""
@@ -165,7 +165,7 @@ def of_tables(
 ) -> Imported:
     """Return the points of the parts of one log; arguments and errors are those of `read`."""
     tables = [without_summary(with_phases(without_written(part.bounded()))) for part in tables]
-    table, chosen_run = of_run(joined(tables), run)
+    table, chosen_run = of_run(joined_tables(tables), run)
     name, notes = table.name, [*table.notes]
     dialect = find_dialect(source, table)
     columns = found_columns(table, dict(columns or {}))
@@ -202,7 +202,7 @@ SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second"
 WRITTEN = "scalerl/"
 """Prefix of forecasts that users write to the run that they follow (docs/importing.md)."""
 
-MOMENTS = ("step", "_step", "global_step", "epoch", "time", "timestamp", "_timestamp", "_runtime", "wall_time")
+TIME_COLUMNS = ("step", "_step", "global_step", "epoch", "time", "timestamp", "_timestamp", "_runtime", "wall_time")
 """Columns, as `table.key` writes them, that say when a row was written."""
 
 
@@ -212,7 +212,7 @@ def without_written(table: Table) -> Table:
     if not written:
         return table
     remaining = table.without(written)
-    filled_N = has_cells(table, [name for name in remaining.cells if key(name) not in MOMENTS])
+    filled_N = has_cells(table, [name for name in remaining.cells if key(name) not in TIME_COLUMNS])
     return remaining.select(filled_N | ~has_cells(table, written))
 
 
@@ -463,7 +463,7 @@ def points_of(
     Raises:
         CurveError: The metric has no number, or lies outside given bounds.
     """
-    picked_E, value_E, merged = evaluations(table, step_N, candidate)
+    picked_E, value_E, merged = evaluation_rows(table, step_N, candidate)
     notes = [*notes, *merged]
     pulse = pulse_of(table, dialect, candidate)
     compute = compute_of(table, step_N, picked_E, dialect, candidate, pulse, devices, columns)
@@ -491,7 +491,7 @@ def points_of(
     rows = as_rows(cells, candidate.task or candidate.metric)
     extra: dict[str, Any] = {"bounds": list(limits)} if limits != (0.0, 1.0) else {}
     extra |= {"kind": TRAINING_REWARD} if candidate.training else {}
-    alternatives = [c for c in others(table, dialect, candidate) if c.count >= min(ENOUGH, count)]
+    alternatives = [c for c in others(table, dialect, candidate) if c.count >= min(ENOUGH_POINTS, count)]
     return Imported(
         rows=[{**row, **extra} for row in rows],
         notes=tuple(dict.fromkeys(notes)),
@@ -530,7 +530,7 @@ def start_of(rows: Sequence[Mapping[str, Any]], axis: str, training: bool) -> st
     return f"{what}{place}: the level before training (R0) is unknown and is fitted"
 
 
-def evaluations(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDArray[np.intp], Array, list[str]]:
+def evaluation_rows(table: Table, step_N: Array, candidate: Candidate) -> tuple[NDArray[np.intp], Array, list[str]]:
     """Return the rows that become points, by step if there are steps, their values, and notes about those left out.
 
     Rows of one step that follow each other, such as those of its samples, count with their mean. Of a step that comes
@@ -581,7 +581,7 @@ def at_steps(steps: Array) -> str:
 
 def as_rows(cells: Mapping[str, Array], task: str) -> list[dict[str, Any]]:
     """Return rows of a points.jsonl; missing numbers are left out, and whole steps are integers."""
-    order = [name for name in ("step", *AXES, "pass_rate", "metric", "stderr") if name in cells]
+    order = [name for name in ("step", *TOTAL_AXES, "pass_rate", "metric", "stderr") if name in cells]
     points = []
     for values in zip(*(cells[name].tolist() for name in order), strict=True):
         point = {name: value for name, value in zip(order, values, strict=True) if value == value}

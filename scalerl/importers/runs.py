@@ -17,7 +17,7 @@ from scalerl.importers.choose import name_list
 from scalerl.tables.documents import phase_of, phase_table
 from scalerl.tables.errors import CurveError, LogError
 from scalerl.tables.grids import RUN
-from scalerl.tables.table import Array, Table, joined, key
+from scalerl.tables.table import Array, Table, joined_tables, key
 
 RUN_COLUMNS = (RUN, "run_name", "run_id", "name", "runname", "run name", "experiment", "exp_name", "experiment_name")
 """Columns with the names of runs."""
@@ -25,20 +25,20 @@ CONDITIONS = ("condition", "arm", "variant", "method", "algorithm", "algo", "con
               "model",
               "model_name", "recipe", "trial", "label", "exp", "job", "fold", "lr", "agent")  # fmt: skip
 """Columns that often tell runs apart; any other column of words does, if it makes steps unique."""
-PHASES = ("split", "phase", "mode", "stage", "type", "event", "kind", "set", "subset", "tag", "prefix")
+PHASE_COLUMNS = ("split", "phase", "mode", "stage", "type", "event", "kind", "set", "subset", "tag", "prefix")
 """Columns that say whether a row is of training or of evaluation."""
 TASKS = ("task", "dataset", "data_source", "benchmark", "eval_set", "env", "environment", "domain", "eval_dataset")
 """Columns with the task of a row."""
 
 LEAST_ROWS = 3
 """Rows of the shortest part that is another run; a shorter one is a failed start, whose rows the next one replaces."""
-MOST_RUNS = 500
+MOST_RUNS_OF_LOG = 500
 
 
 def with_phases(table: Table) -> Table:
     """Return a table in which metrics of evaluation rows have other names than those of training rows."""
     for name in table.words:
-        if key(name) not in PHASES:
+        if key(name) not in PHASE_COLUMNS:
             continue
         column = table.words[name]
         phases = {word: phase_of(word) for word in column.words}
@@ -47,7 +47,7 @@ def with_phases(table: Table) -> Table:
         word_N = table.labels(name)
         phase_N = np.array([phases.get(word, "") for word in word_N], dtype=object)
         parts = [(phase, table.select(phase_N == phase)) for phase in dict.fromkeys(phase_N)]
-        return joined([phase_table(part, phase) if phase else part for phase, part in parts])
+        return joined_tables([phase_table(part, phase) if phase else part for phase, part in parts])
     return table
 
 
@@ -65,13 +65,13 @@ def of_run(table: Table, run: str | None) -> tuple[Table, str]:
     if by is None or (len(distinct[by]) <= 1 and run not in distinct[by]):
         return table, ""
     if run is None:
-        raise several(table.name, distinct[by], f"the column {by}")
+        raise several_runs_error(table.name, distinct[by], f"the column {by}")
     if run not in distinct[by]:
         return table, ""
     return table.select(columns[by] == run), f"run {run}"
 
 
-def several(name: str, runs: Mapping[str, int], how: str) -> CurveError:
+def several_runs_error(name: str, runs: Mapping[str, int], how: str) -> CurveError:
     """Return the error for a log with several runs, given the number of rows of each; the longest comes first."""
     ordered = sorted(runs, key=lambda run: -runs[run])
     return LogError(
@@ -100,7 +100,7 @@ def rows_of_run(
             label_N = table.labels(column)
             names = Counter(str(word) for word in label_N[picked] if word is not None)
             if run is None:
-                raise several(table.name, names, f"the column {column}")
+                raise several_runs_error(table.name, names, f"the column {column}")
             if run in names:
                 return np.asarray(label_N == run)
             raise CurveError(f"{table.name} has no run {run!r}; it has {name_list([*names])}")
@@ -108,7 +108,7 @@ def rows_of_run(
             spans = [step_N[picked[part_N[picked] == number]] for number in range(1, int(part_N.max()) + 1)]
             sizes = {f"{n} (steps {span.min():g} to {span.max():g})": len(span) for n, span in enumerate(spans, 1)}
             if run is None:
-                raise several(table.name, sizes, "restarts from the first step")
+                raise several_runs_error(table.name, sizes, "restarts from the first step")
             if run in map(str, range(1, len(sizes) + 1)):
                 return np.asarray(part_N == int(run))
             raise CurveError(f"{table.name} has no run {run!r}; it has {name_list([*sizes])}")
@@ -151,7 +151,7 @@ def dividing_column(table: Table, picked: NDArray[np.intp], steps: Array) -> str
             continue
         codes = np.unique(label_K.astype(str), return_inverse=True)[1]
         count = int(codes.max()) + 1
-        if not 1 < count <= min(MOST_RUNS, len(picked) // 2):
+        if not 1 < count <= min(MOST_RUNS_OF_LOG, len(picked) // 2):
             continue
         pairs = len(np.unique(np.stack([codes, steps]), axis=1).T)
         if pairs < 0.9 * len(steps):
@@ -173,7 +173,7 @@ def parts_of(table: Table, metric: str, picked: NDArray[np.intp], step_N: Array)
     first = steps.min()
     usual = float(np.median(np.abs(np.diff(steps)))) if len(steps) > 1 else 0.0
     drops = np.flatnonzero((np.diff(steps) < 0) & (steps[1:] <= first + 0.5 * usual)) + 1
-    if not len(drops) or len(drops) > MOST_RUNS:
+    if not len(drops) or len(drops) > MOST_RUNS_OF_LOG:
         return None
     edges = [0, *drops.tolist(), len(steps)]
     starts = [0]

@@ -16,7 +16,7 @@ from scalerl.tables.table import Array, Table, key
 MOST_WINDOWS = 100
 """Most windows. With more rows, neighbors are averaged; a window is then at most 1% of the run."""
 
-NEIGHBORS = 10
+NEIGHBOR_WINDOWS = 10
 """Windows on each side from which the scatter of a window is estimated; few rows in one window say little about it."""
 
 
@@ -37,7 +37,7 @@ def windows(compute_N: Array, value_N: Array) -> tuple[NDArray[np.intp], Array, 
     if count < 3:
         return ends - 1, mean_W, np.full(len(starts), np.nan)
     half_square = np.append(np.diff(value_N) ** 2 / 2, np.nan)
-    reach = NEIGHBORS * size
+    reach = NEIGHBOR_WINDOWS * size
     stderr_W = np.array([
         np.sqrt(np.nanmean(half_square[max(0, start - reach) : end + reach]) / rows)
         for start, end, rows in zip(starts, ends, sizes, strict=True)

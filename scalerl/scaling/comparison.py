@@ -286,7 +286,7 @@ def compare(
         advice="" if verdict not in (UNDECIDED, AHEAD) else what_would_decide(sides, at_twice, seed_sd, MARGIN * width),
     )
     same = float((np.abs(difference_D) < MARGIN * width).mean())
-    return replace(result, sentence=sentence_of(result, same, MARGIN * width, at is not None))
+    return replace(result, sentence=comparison_sentence(result, same, MARGIN * width, at is not None))
 
 
 def side_levels(side: Sequence[Fit], compute: float, rng: np.random.Generator) -> Array:
@@ -465,7 +465,7 @@ def surely_not_zero(values_D: Array) -> bool:
     return min(above, 1 - above) < TEST_LEVEL / 2
 
 
-def sentence_of(result: Comparison, same: float, margin: float, with_forecast: bool) -> str:
+def comparison_sentence(result: Comparison, same: float, margin: float, with_forecast: bool) -> str:
     """Return the comparison as one sentence: measured lead, the lead that was asked for, cost, ceiling.
 
     `same` is the probability that the ceilings are within the margin of each other; `margin` is in the metric's unit.

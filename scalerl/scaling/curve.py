@@ -21,14 +21,14 @@ from scalerl.scaling.notebook import PLOT_HABITS, Guided, Scale, plot
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
 from scalerl.tables.errors import CurveError
-from scalerl.tables.names import AXES, METRICS
+from scalerl.tables.names import AXES, METRIC_COLUMNS
 from scalerl.tables.table import MOST_WORDS, Table, table_of
 
 TRAINING_REWARD = "training reward"
 """What the column `kind` of imported rows says, if the metric is the reward of training."""
 
 
-LARGEST = 1e100
+LARGEST_NUMBER = 1e100
 """Largest compute, metric and standard error. Their squares and products are finite."""
 
 
@@ -296,7 +296,7 @@ class Curve(Guided):
             source: Its name for messages.
             axis: Compute column; None: the first of `AXES` that exists.
             task: Name of the task; required if there are several.
-            metric: Metric column; None: the first of `METRICS` that exists.
+            metric: Metric column; None: the first of `METRIC_COLUMNS` that exists.
             bounds: Smallest and largest possible value of the metric; None: as the rows say, or 0 and 1.
 
         Raises:
@@ -304,10 +304,10 @@ class Curve(Guided):
         """
         table, label = one_task(table, task, source)
         axis_name = column(table, axis, AXES, "compute", source)
-        metric_name = column(table, metric, METRICS, "metric", source)
-        compute_N, metric_N = (numbers(table, name) for name in (axis_name, metric_name))
+        metric_name = column(table, metric, METRIC_COLUMNS, "metric", source)
+        compute_N, metric_N = (number_column(table, name) for name in (axis_name, metric_name))
         stderr_N, answers_N = (
-            numbers(table, name) if name in table.columns else None for name in ("stderr", "answers")
+            number_column(table, name) if name in table.columns else None for name in ("stderr", "answers")
         )
         training = last_label(table, "kind") == TRAINING_REWARD
         if training:  # its name in every figure, page and comparison
@@ -377,10 +377,10 @@ def measured(table: Table, task: str, axis: str) -> str:
 def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:
     """Return the bounds of a metric after checking them."""
     low, high = (float(bound) for bound in bounds)
-    if not -LARGEST <= low < high <= LARGEST:
+    if not -LARGEST_NUMBER <= low < high <= LARGEST_NUMBER:
         raise CurveError(
-            f"bounds must be two finite numbers in ascending order, from -{LARGEST:g} to {LARGEST:g}; got {low:g} and "
-            f"{high:g}"
+            f"bounds must be two finite numbers in ascending order, from -{LARGEST_NUMBER:g} to {LARGEST_NUMBER:g}; "
+            f"got {low:g} and {high:g}"
         )
     return low, high
 
@@ -400,7 +400,7 @@ def column(table: Table, choice: str | None, default_names: tuple[str, ...], wha
     )
 
 
-def numbers(table: Table, name: str) -> Array:
+def number_column(table: Table, name: str) -> Array:
     """Return a column of numbers, shape (N,); NaN where a row has none."""
     if name in table.words:
         raise CurveError(f"{name} must be numbers; got {table.words[name].words[0]!r:.60}")
@@ -435,8 +435,10 @@ def as_numbers(name: str, values: ArrayLike) -> Array:
         raise CurveError(f"{name} must be numbers: {error}") from error
     if array.ndim != 1:
         raise CurveError(f"{name} must be one column of numbers; got an array of shape {array.shape}")
-    if (wrong := array[np.abs(array) > LARGEST]).size:
-        raise CurveError(f"{name} must be finite numbers from -{LARGEST:g} to {LARGEST:g}; got {wrong[0]:g}")
+    if (wrong := array[np.abs(array) > LARGEST_NUMBER]).size:
+        raise CurveError(
+            f"{name} must be finite numbers from -{LARGEST_NUMBER:g} to {LARGEST_NUMBER:g}; got {wrong[0]:g}"
+        )
     return array
 
 

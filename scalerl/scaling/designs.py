@@ -20,7 +20,7 @@ from scalerl.scaling.comparison import ASSUMED_SEED_SD, MARGIN, MOST_SEEDS, TEST
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import TAILS, as_json, short
 from scalerl.scaling.fit import Fit, fit
-from scalerl.scaling.law import Array, Draws, joined, plain_draws
+from scalerl.scaling.law import Array, Draws, joined_draws, plain_draws
 from scalerl.scaling.noise import OTHER_NOISE, binomial, evaluations
 from scalerl.scaling.price import Cost, checked_price, cost_of, with_hours_of
 from scalerl.scaling.sampling import MIN_POINTS
@@ -29,7 +29,7 @@ from scalerl.tables.errors import CurveError
 WORLDS = 40
 """Runs that are simulated for each design."""
 
-ENOUGH = 0.8
+ENOUGH_PROBABILITY = 0.8
 """Probability from which a design is recommended, as for advice that is sure."""
 
 COUNTS = (11, 26, 51, 101)
@@ -406,7 +406,7 @@ def expected_of_runs(
                 f"{f.curve.bounds}"
             )
     counts = np.diff(np.round(np.linspace(0, WORLDS, len(fits) + 1)).astype(int))
-    worlds = joined([f.draws.evenly(int(count)) for f, count in zip(fits, counts, strict=True) if count])
+    worlds = joined_draws([f.draws.evenly(int(count)) for f, count in zip(fits, counts, strict=True) if count])
     seed_D, seed_source = seed_scatter([list(fits)], float(np.ptp(like.bounds)), np.random.default_rng(0))
     all_sizes = [*sizes, *[None] * (len(fits) - len(sizes))]
     assumed = "" if all(all_sizes) else f"; with {planned[0]:,} prompts x {planned[1]}, as planned"
@@ -524,10 +524,10 @@ def design(
     requested = None if count is None else look(Evaluations(count, prompts, samples))
     tried = [requested] if requested else []
     for number in COUNTS:
-        if (tried and tried[-1].identified >= ENOUGH) or (count is not None and number <= count):
+        if (tried and tried[-1].identified >= ENOUGH_PROBABILITY) or (count is not None and number <= count):
             continue
         tried.append(look(Evaluations(number, prompts, samples)))
-    enough = tried[-1].identified >= ENOUGH
+    enough = tried[-1].identified >= ENOUGH_PROBABILITY
     best = tried[-1] if enough else next(option for option in tried if option.evaluations.count >= OTHERWISE)
     size = best.evaluations
     others = {"as asked": requested} if requested is not None and requested is not best else {}
@@ -538,7 +538,7 @@ def design(
     if difference is not None:
         apart = two_recipes(expected, [look(size, 0.5), best, longer], difference, price)
     return RunDesign(
-        sentence=sentence_of(best, tried, longer, expected.like, keep=requested is best),
+        sentence=design_sentence(best, tried, longer, expected.like, keep=requested is best),
         recommended=best,
         alternatives=others,
         expected=expected,
@@ -561,11 +561,11 @@ def alternatives_of(size: Evaluations) -> dict[str, Evaluations]:
     return {**changes, DOUBLED[2]: replace(size, samples=2 * size.samples)}
 
 
-def sentence_of(best: Prospect, tried: Sequence[Prospect], longer: Prospect, like: Curve, keep: bool) -> str:
+def design_sentence(best: Prospect, tried: Sequence[Prospect], longer: Prospect, like: Curve, keep: bool) -> str:
     """Return what to do, how sure it is that this identifies the ceiling, and what it costs, as one sentence."""
     size, spacing = best.evaluations, like.text(best.budget / (best.evaluations.count - 1))
     how = f"{size.count} evaluations, one every {spacing}, of {size.prompts:,} prompts x {size.samples} samples"
-    if best.identified >= ENOUGH:
+    if best.identified >= ENOUGH_PROBABILITY:
         verb = "Keep" if keep else "Plan"
         return f"{verb} {how}: they identify the ceiling with probability {best.count_text}, for {best.price_text}."
     most = max(tried, key=lambda option: option.identified)
@@ -573,7 +573,7 @@ def sentence_of(best: Prospect, tried: Sequence[Prospect], longer: Prospect, lik
         f"{most.evaluations.count} evaluations to {like.text(most.budget)} identify it with probability "
         f"{most.count_text}"
     )
-    if longer.identified >= ENOUGH:
+    if longer.identified >= ENOUGH_PROBABILITY:
         return (
             f"Train to {like.text(longer.budget)} to know the ceiling, with probability {longer.count_text} from "
             f"{longer.evaluations.count} evaluations: {reason}; {longer.price_text}."
@@ -607,7 +607,7 @@ def two_recipes(
     `prospects` are those of runs to several budgets; `difference` is that of the ceilings.
     """
     options = [needed_seeds(expected, option, difference, price) for option in prospects]
-    enough = [option for option in options if option.power >= ENOUGH]
+    enough = [option for option in options if option.power >= ENOUGH_PROBABILITY]
     best = (
         min(enough, key=lambda option: option.cost.compute) if enough else max(options, key=lambda option: option.power)
     )
@@ -630,7 +630,7 @@ def needed_seeds(expected: Expected, run: Prospect, difference: float, price: fl
     extra = run.share if math.isfinite(run.share) else 0.0
     for seeds in range(1, MOST_SEEDS + 1):
         power, false_alarms = (detection_power(run, expected.seed_sd, seeds, d) for d in (difference, 0.0))
-        if power >= ENOUGH or seeds == MOST_SEEDS:
+        if power >= ENOUGH_PROBABILITY or seeds == MOST_SEEDS:
             break
     cost = cost_of(expected.like, 2 * seeds * run.budget * (1.0 + extra), price=price)
     return Power(seeds, run.budget, power, false_alarms, cost)
@@ -664,7 +664,7 @@ def enough_evaluations(size: Evaluations) -> Prospect | None:
     None: `COUNTS` has no number that is enough.
     """
     for count in sorted({size.count, *(count for count in COUNTS if count > size.count)}):
-        if (result := usual_prospect(replace(size, count=count))).identified >= ENOUGH:
+        if (result := usual_prospect(replace(size, count=count))).identified >= ENOUGH_PROBABILITY:
             return result
     return None
 

@@ -41,7 +41,7 @@ CEILING = "the ceiling of this climb"
 UNLAWFUL = 0.1
 """The ceiling is not identified if something other than the law has a probability above this."""
 
-LAST_POINTS = 3
+AGREEING_POINTS = 3
 """Number of last points that must agree with the curve."""
 
 CONTRADICTION = 4.0
@@ -355,9 +355,9 @@ def unidentified(fit_result: Fit) -> str | None:
         return f"with probability {drawn.stay_probability:.2f} the run stays where it is and follows no law"
     if drawn.fast_end > UNLAWFUL:
         return f"with probability {drawn.fast_end:.2f} the climb ends faster than the law, at a lower ceiling"
-    levels_N = fit_result.draws.levels(curve.compute[-LAST_POINTS:]).mean(axis=1)
-    apart = float((curve.metric[-LAST_POINTS:] - levels_N).mean())
+    levels_N = fit_result.draws.levels(curve.compute[-AGREEING_POINTS:]).mean(axis=1)
+    apart = float((curve.metric[-AGREEING_POINTS:] - levels_N).mean())
     if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * width):
         side = "above" if apart > 0 else "below"
-        return f"the last {LAST_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
+        return f"the last {AGREEING_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
     return None

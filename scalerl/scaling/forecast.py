@@ -54,7 +54,7 @@ class Reach:
         return f"{low} to {high}, median {median}{ever}"
 
 
-FAR = 4.0
+FAR_AHEAD = 4.0
 """Multiple of the run's compute beyond which a forecast says how far ahead it is."""
 
 
@@ -103,7 +103,7 @@ class Forecast(InNotebooks):
     def __str__(self) -> str:
         curve = self.fit.curve
         kind = ["the metric is the training reward, not a held-out score"] if curve.training else []
-        far = [level.compute for level in self.at if level.compute > FAR * self.fit.last_compute]
+        far = [level.compute for level in self.at if level.compute > FAR_AHEAD * self.fit.last_compute]
         if far:
             axis = "" if curve.axis == "step" else "; a number alone is in this unit, and --compute step takes steps"
             kind.append(f"{curve.text(far[0])} is {far[0] / self.fit.last_compute:.1f} times the run{axis}")

@@ -24,7 +24,7 @@ from scalerl.scaling.forecast import Reach, reach
 from scalerl.scaling.law import Array
 from scalerl.scaling.pool import Check, Law, levels, pool, pooled
 from scalerl.scaling.price import Cost, NextGain, checked_price, cost_of, with_hours_of
-from scalerl.scaling.settings import Setting, candidates, check_added, distinct, setting_text
+from scalerl.scaling.settings import Setting, check_added, distinct, setting_combinations, setting_text
 from scalerl.scaling.units import compute_text
 from scalerl.tables.errors import CurveError
 
@@ -46,7 +46,7 @@ CROSSING_RANGE = 10.0
 PRINTED_OPTIONS = 5
 """Number of options that are printed."""
 
-FAR = 8.0
+FAR_BUDGET = 8.0
 """Budget above which a note warns, in multiples of the longest run."""
 
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -211,7 +211,7 @@ class Frontier:
         return "\n".join([*lines, f"Run next: {proposed}; it {gain}."])
 
 
-MOST_RUNS = 1000
+MOST_LAW_RUNS = 1000
 """Most runs of a law, whose fits take 0.8 GB and half a minute."""
 
 
@@ -219,12 +219,12 @@ def check_number(runs: int) -> None:
     """Refuse more runs than a law is made of.
 
     Raises:
-        CurveError: They are more than `MOST_RUNS`.
+        CurveError: They are more than `MOST_LAW_RUNS`.
     """
-    if runs > MOST_RUNS:
+    if runs > MOST_LAW_RUNS:
         raise CurveError(
-            f"got {runs:,} runs; allowed: at most {MOST_RUNS:,}, whose fits take about 1 GB of memory; give those of "
-            "the settings between which you choose, or fewer seeds of each"
+            f"got {runs:,} runs; allowed: at most {MOST_LAW_RUNS:,}, whose fits take about 1 GB of memory; give those "
+            "of the settings between which you choose, or fewer seeds of each"
         )
 
 
@@ -260,7 +260,7 @@ def frontier(
     fits, law, notes, by_law = pooled_runs.fits, pooled_runs.law, list(pooled_runs.notes), pooled_runs.uses == "law"
     check_added(also, law.settings)
     longest = max(f.last_compute for f in fits)
-    if budget > FAR * longest:
+    if budget > FAR_BUDGET * longest:
         notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
     notes += [f"{setting_text(setting)} {note}" for setting in also for note in about(setting, law, by_law)]
     scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
@@ -325,7 +325,7 @@ class Scene(NamedTuple):
 
 def of_law(law: Law, like: Fit, also: Sequence[Setting]) -> Scene:
     """Return the settings within the range of the runs, and the ones asked for, by the law."""
-    settings, bounds = candidates(law.settings), like.curve.bounds
+    settings, bounds = setting_combinations(law.settings), like.curve.bounds
     settings += [dict(setting) for setting in also if dict(setting) not in settings]
     theta_DSK = law.at(settings)
     run_DSK = law.new_run(theta_DSK)

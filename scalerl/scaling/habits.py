@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 FORECAST = "scalerl.forecast(fit, at=['2x', '4x'])"
-COLUMNS = "`compute` and `metric` are its arrays; pandas.DataFrame({'compute': curve.compute, 'metric': curve.metric})"
+COLUMNS_HINT = (
+    "`compute` and `metric` are its arrays; pandas.DataFrame({'compute': curve.compute, 'metric': curve.metric})"
+)
 
 HABITS: dict[str, dict[str, str]] = {
     "Curve": {
@@ -12,7 +14,7 @@ HABITS: dict[str, dict[str, str]] = {
         "fit": "write scalerl.fit(curve)",
         "forecast predict": f"write {FORECAST} with fit = scalerl.fit(curve)",
         "name title task": "write curve.label",
-        "to_frame to_pandas df frame data points rows columns to_dict to_csv": COLUMNS,
+        "to_frame to_pandas df frame data points rows columns to_dict to_csv": COLUMNS_HINT,
         "n size shape num_points": "write len(curve)",
         "se sem error errors err": "write curve.stderr, which is None if the rows have none",
     },

@@ -119,7 +119,7 @@ class Draws:
 
     def select(self, index_D: Any) -> Draws:
         """Return the draws at these indices, or where a mask is true."""
-        return replace(self, **{name: getattr(self, name)[index_D] for name in COLUMNS})
+        return replace(self, **{name: getattr(self, name)[index_D] for name in DRAW_COLUMNS})
 
     def levels(self, compute_M: Array) -> Array:
         """Return the level of each drawn curve at each compute, shape (M, D)."""
@@ -171,7 +171,7 @@ class Draws:
         return self.select(np.linspace(0, len(self) - 1, count).round().astype(int))
 
 
-COLUMNS = tuple(field.name for field in fields(Draws) if field.name != "most")
+DRAW_COLUMNS = tuple(field.name for field in fields(Draws) if field.name != "most")
 """The fields of `Draws` with one entry per draw."""
 
 
@@ -195,7 +195,7 @@ def plain_draws(
     )  # fmt: skip
 
 
-def joined(parts: Sequence[Draws]) -> Draws:
+def joined_draws(parts: Sequence[Draws]) -> Draws:
     """Return the concatenation of several sets of draws of one metric."""
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in DRAW_COLUMNS}
     return replace(parts[0], **columns)

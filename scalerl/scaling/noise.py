@@ -24,13 +24,13 @@ NOISE_AT_BOUND = 0.01
 OTHER_NOISE = 0.1
 """Minimum share of the variance that does not depend on the number of answers, such as from changes of the weights."""
 
-NEIGHBORS = 9
+NEIGHBOR_POINTS = 9
 """Number of points over which standard errors are smoothed, so that a point's noise does not decide its weight."""
 
 LEAST_SD = 1e-7
 """Minimum standard deviation of an evaluation, as a share of the range."""
 
-AT_BOUND = 0.5
+LEAST_BOUND_DISTANCE = 0.5
 """Minimum distance of a mean from a bound, in standard deviations; the mean of half a normal distribution is 0.4."""
 
 
@@ -89,12 +89,12 @@ def binomial(level: Array, low: float, high: float) -> Array:
 def relative_noise(curve: Curve) -> Array | None:
     """Return the standard deviation of each point relative to the others, shape (N,), or None if all are equal.
 
-    The variance that the points report is 1 / answers, or the median of the squared standard errors of `NEIGHBORS`
-    points. A point's own standard error follows its own value, and a weight that depends on the noise of its point
-    biases the fit: with errors of 0.04, ceilings of 0.8 came out as 0.5. A standard error of 0 says that all answers
-    were alike, not that there is no noise, so it counts as unknown. The scatter of the points beyond their standard
-    errors, at least `OTHER_NOISE` of the variance, is the same for all points. The root mean square of the result is
-    one.
+    The variance that the points report is 1 / answers, or the median of the squared standard errors of
+    `NEIGHBOR_POINTS` points. A point's own standard error follows its own value, and a weight that depends on the
+    noise of its point biases the fit: with errors of 0.04, ceilings of 0.8 came out as 0.5. A standard error of 0
+    says that all answers were alike, not that there is no noise, so it counts as unknown. The scatter of the points
+    beyond their standard errors, at least `OTHER_NOISE` of the variance, is the same for all points. The root mean
+    square of the result is one.
     """
     if curve.stderr is None or not (curve.stderr > 0).any():
         return None
@@ -104,8 +104,8 @@ def relative_noise(curve: Curve) -> Array | None:
     known_N = positive_N if curve.answers is None else 1.0 / curve.answers
     known_N = np.where(np.isfinite(known_N), known_N, np.nanmedian(known_N))
     if curve.answers is None:
-        around_N = np.pad(known_N, NEIGHBORS // 2, mode="reflect")
-        known_N = np.median(np.lib.stride_tricks.sliding_window_view(around_N, NEIGHBORS), axis=1)
+        around_N = np.pad(known_N, NEIGHBOR_POINTS // 2, mode="reflect")
+        known_N = np.median(np.lib.stride_tricks.sliding_window_view(around_N, NEIGHBOR_POINTS), axis=1)
     return np.sqrt((1.0 - other) * known_N / known_N.mean() + other) if np.ptp(known_N) > 0 else None
 
 
@@ -117,7 +117,7 @@ def evaluations(level_MD: Array, sd_MD: Array, low: float, high: float, rng: np.
     """
     sd_MD = np.maximum(sd_MD / (high - low), LEAST_SD)
     # noise at a bound is one-sided, so the mean keeps this distance from the bound
-    least_MD = np.minimum(AT_BOUND * sd_MD, 0.5)
+    least_MD = np.minimum(LEAST_BOUND_DISTANCE * sd_MD, 0.5)
     p_MD = np.clip((level_MD - low) / (high - low), least_MD, 1.0 - least_MD)
     answers_MD = np.maximum(np.rint(p_MD * (1.0 - p_MD) / sd_MD**2), 1.0).astype(np.int64)
     return np.asarray(low + (high - low) * rng.binomial(answers_MD, p_MD) / answers_MD)

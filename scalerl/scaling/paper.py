@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalerl.scaling.curve import LARGEST, Curve, as_numbers
+from scalerl.scaling.curve import LARGEST_NUMBER, Curve, as_numbers
 from scalerl.scaling.estimate import as_json, short
 from scalerl.scaling.fit import CEILING, PARAMETERS, checked_r0, usable_points
 from scalerl.scaling.law import Array, climb, log_compute, sigmoid
@@ -51,7 +51,7 @@ class PaperGrid:
         steps_A, shares_M = np.arange(1, 201) / 200, np.arange(1, 251) / 100
         asymptote_A = low + (high - low) * steps_A if self.asymptotes is None else as_numbers("A", self.asymptotes)
         midpoint_M = last * shares_M if self.midpoints is None else as_numbers("C_mid", self.midpoints)
-        for name, values, least, most in (("A", asymptote_A, low, high), ("C_mid", midpoint_M, 0.0, LARGEST)):
+        for name, values, least, most in (("A", asymptote_A, low, high), ("C_mid", midpoint_M, 0.0, LARGEST_NUMBER)):
             is_valid = len(values) and (np.diff(values) > 0).all() and least <= values[0] and values[-1] <= most
             if not is_valid or (name == "C_mid" and values[0] <= 0):
                 limits = f"[{low:g}, {high:g}]" if name == "A" else "numbers above 0"

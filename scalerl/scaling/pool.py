@@ -71,7 +71,7 @@ COMPONENTS, CHAINS, WARM_UP_SWEEPS, SAMPLED_SWEEPS = 100, 20, 15, 40
 ROUNDING = 1e-12
 """Share of the largest variance below which a direction of shared deviations is rounding."""
 
-AT_ONCE = 64
+RUNS_AT_ONCE = 64
 """Runs whose conditional distributions are prepared together."""
 
 PUBLISHED = {
@@ -351,8 +351,8 @@ def update_runs(
     tied_CKP = np.einsum("ckup,cuk->ckp", before.tie_KTUP[every_K, tau_CK], mean_CUK)
     diagonal_CKU = before.diagonal_KTU[every_K, tau_CK]
     scale_CKU = 1 / ((1 - 1 / before.count_U) / single_CK[..., None] + diagonal_CKU / before.count_U**2)
-    for start in range(0, len(clouds), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
+    for start in range(0, len(clouds), RUNS_AT_ONCE):
+        part = slice(start, start + RUNS_AT_ONCE)
         batch = conditionals(clouds[part], np.moveaxis(scale_CKU[:, :, before.setting_N[part]], 2, 0))
         for i, conditional in enumerate(batch, start):
             u = before.setting_N[i]

@@ -29,7 +29,7 @@ from scalerl.scaling.estimate import Estimate, estimate_of, weighted_mean
 from scalerl.scaling.falls import Down, fall_of, has_fallen
 from scalerl.scaling.families import CREEP, DEPARTURES, FAST_END, LAW, LEVEL, NOT_BEGUN, RETURN, CurveFamily, Family
 from scalerl.scaling.grid import Index, Mask, systematic
-from scalerl.scaling.law import Array, Draws, joined, plain_draws
+from scalerl.scaling.law import Array, Draws, joined_draws, plain_draws
 from scalerl.scaling.level import steady_level
 from scalerl.scaling.noise import SINGLE, Averaged, binomial, evaluations, local_noise
 from scalerl.scaling.sampling import (
@@ -395,7 +395,7 @@ def posterior(
     stays_D = result.of(LEVEL.name)
     down = fall.down(curve, ~stays_D)
     staying_draws = flat_draws(problem, down.level_D, np.zeros_like(down.level_D), down.noise_D)
-    draws = joined([result.draws.select(~stays_D), staying_draws.select(stays_D)])
+    draws = joined_draws([result.draws.select(~stays_D), staying_draws.select(stays_D)])
     return replace(result, draws=draws, down=down)
 
 
@@ -406,7 +406,7 @@ def together(curve: Curve, averaged: Averaged, parts: list[Part], climbs: Climbs
     return Posterior(
         curve=curve,
         averaged=averaged,
-        draws=joined([part.draws for part in parts]),
+        draws=joined_draws([part.draws for part in parts]),
         families=names,
         family_D=np.repeat([names.index(part.family.name) for part in parts], size),
         mean_D=np.repeat([part.mean / len(part.draws) for part in parts], size),
@@ -509,7 +509,7 @@ def with_climbs_not_begun(of_points: Posterior) -> Posterior:
     )  # fmt: skip
     return replace(
         of_points,
-        draws=joined([of_points.draws, climbing]),
+        draws=joined_draws([of_points.draws, climbing]),
         families=(*of_points.families, NOT_BEGUN.name),
         family_D=np.append(of_points.family_D, np.full(FAMILY_DRAWS, len(of_points.families))),
         mean_D=np.append(of_points.mean_D, np.zeros(FAMILY_DRAWS)),

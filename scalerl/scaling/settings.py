@@ -39,7 +39,7 @@ def setting_of(row: Mapping[str, Any], names: Sequence[str], of: str) -> dict[st
         if name not in row:
             raise CurveError(f"{of} has no setting {name!r}{nearest(name, row)}; give a field of config.toml")
     setting = {name: as_value(row[name]) for name in names}
-    check_values(setting, of)
+    check_setting(setting, of)
     return setting
 
 
@@ -58,7 +58,7 @@ MISSING = ("", "None", "null", "NULL", "NA", "N/A", "n/a", "#N/A", "<NA>")
 """Texts with which programs write a missing value. "none" is a value of some fields of config.toml."""
 
 
-def check_values(setting: Setting, of: str) -> None:
+def check_setting(setting: Setting, of: str) -> None:
     """Raise if a value is missing, or is a number that is not finite; neither is a category."""
     for name, value in setting.items():
         missing = value in MISSING if isinstance(value, str) else not math.isfinite(value)
@@ -120,7 +120,7 @@ def distinct(settings: Sequence[Setting]) -> list[dict[str, Any]]:
     return [dict(items) for items in sorted({tuple(s.items()) for s in settings}, key=str)]
 
 
-def candidates(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+def setting_combinations(settings: Sequence[Setting]) -> list[dict[str, Any]]:
     """Return all combinations of the values that were run, at most `MOST_SETTINGS`; only those of runs if too many."""
     values = {name: sorted({setting[name] for setting in settings}, key=lambda v: (str(type(v)), v)) for name in
               settings[0]}  # fmt: skip
@@ -138,7 +138,7 @@ def check_settings(settings: Sequence[Setting]) -> None:
     if len({tuple(setting) for setting in settings}) > 1 or not settings[0]:
         raise CurveError(f"every run needs the same settings by name; got {sorted({tuple(s) for s in settings})}")
     for setting in settings:
-        check_values(setting, "one of the runs")
+        check_setting(setting, "one of the runs")
     constant = [name for name in settings[0] if len({s[name] for s in settings}) < 2]
     if constant:
         raise CurveError(f"{', '.join(constant)} does not vary: it is {settings[0][constant[0]]} in all runs. Leave it "
@@ -151,7 +151,7 @@ def check_settings(settings: Sequence[Setting]) -> None:
     null_JP = np.linalg.svd(columns_NP)[2][rank:]
     mixed = dict.fromkeys(name for name, column in zip(names, null_JP.T, strict=True) if name and np.ptp([0, *column]) >
                           1e-6)  # fmt: skip
-    combinations = candidates(settings)
+    combinations = setting_combinations(settings)
     rows_SP, _ = independent(combinations, settings)
     helpful = [
         combination

@@ -25,8 +25,8 @@ PROBABILITY = 0.9
 
 Of 294 cuts of public runs, 10 meet it at one evaluation, 8 of them rightly; with a share of 0.8, 54 and 40."""
 
-NUMBER = r"(\d*\.?\d+(?:e[+-]?\d+)?)"
-GAIN = re.compile(rf"gain at {NUMBER}\s*[x×] below {NUMBER}(?: with probability {NUMBER})?")
+NUMBER_PATTERN = r"(\d*\.?\d+(?:e[+-]?\d+)?)"
+GAIN = re.compile(rf"gain at {NUMBER_PATTERN}\s*[x×] below {NUMBER_PATTERN}(?: with probability {NUMBER_PATTERN})?")
 
 
 class StopRule(NamedTuple):

@@ -57,7 +57,7 @@ SMOOTHING = 0.15
 WALKERS, WARM_UP_MOVES, SAMPLED_MOVES, KEPT_EVERY = 48, 150, 150, 15
 """Walkers, moves that are left out and kept of each, and moves between those that are used."""
 
-ALIKE = 0.2
+MOST_SEED_SCATTER = 0.2
 """Scatter of logit A above which runs are probably no seeds: a standard deviation of 0.05 of A in the middle.
 
 In `benchmarks/together.py` seeds are at 0.1 to 0.16, runs that share nothing at 0.3 to 1.4, and such runs are forecast
@@ -98,7 +98,7 @@ class Together(Guided):
     @property
     def alike(self) -> bool:
         """Whether the runs agree as seeds do; if not, read each of them alone."""
-        return self.scatter["asymptote"].mean <= ALIKE
+        return self.scatter["asymptote"].mean <= MOST_SEED_SCATTER
 
     def __str__(self) -> str:
         axis = self.fits[0].curve.axis

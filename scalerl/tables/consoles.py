@@ -30,10 +30,10 @@ from scalerl.tables.table import LONGEST_WORD, Builder, Table
 BAR, BAR_TOTAL, LINE_TIME = "@bar", "@bar_total", "@line_time"
 """Columns that this reader adds: the step of the progress bar before a dictionary, its end, the time of the line."""
 
-BLOCK = "printed names and values"
+BLOCK_KIND = "printed names and values"
 """Kind of a row from several lines."""
 
-AT_ONCE = 512
+LINES_AT_ONCE = 512
 """Lines that are parsed together."""
 
 MOST_JOINED = 10_000
@@ -47,7 +47,7 @@ LONGEST_LINE = 4_000
 
 COLOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 RAY = re.compile(r"^\s*\([^()]*\bpid=[^)]*\)\s?")
-VERL = re.compile(r"(?:^|[\s)\]])step:(\d{1,15}) - (.+:.+)$")
+VERL_LINE = re.compile(r"(?:^|[\s)\]])step:(\d{1,15}) - (.+:.+)$")
 BAR_PATTERN = re.compile(r"\|\s*(\d{1,15})/(\d{1,15}) \[")
 TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d")
 WORDS_OF_STEP = "global[ _]?step|train(?:ing)?[ _]step|step|iteration|iter|rollout|update|perf|eval|episode|epoch|batch"
@@ -81,13 +81,14 @@ FINISHED = re.compile(
 PROGRESS = re.compile(r"\b(?:train |global )?step (\d{1,15})\s*/\s*\d+", re.IGNORECASE)
 """`Epoch 1/1 Step 5/100 Train step 5/100 done.` (AReaL), which begins a block too."""
 
-NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
-UNIT = r"%|ms|seconds|secs|sec|s|min|h"
-EQUALS = re.compile(rf"([A-Za-z_][\w/@.\-]*)\s?=\s?({NUMBER})({UNIT})?(?=$|[\s,;|)\]}}])")
+PRINTED_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
+PRINTED_UNIT = r"%|ms|seconds|secs|sec|s|min|h"
+EQUALS = re.compile(rf"([A-Za-z_][\w/@.\-]*)\s?=\s?({PRINTED_NUMBER})({PRINTED_UNIT})?(?=$|[\s,;|)\]}}])")
 COLON = re.compile(
-    rf"([A-Za-z_][\w/@.\-]*(?: [\w/@.\-()]+){{0,5}}?(?: ?\([^()]*\))?)\s*:\s*({NUMBER})({UNIT})?(?=$|[\s,;|)\]}}])"
+    r"([A-Za-z_][\w/@.\-]*(?: [\w/@.\-()]+){0,5}?(?: ?\([^()]*\))?)\s*:\s*"
+    rf"({PRINTED_NUMBER})({PRINTED_UNIT})?(?=$|[\s,;|)\]}}])"
 )
-SPACE = re.compile(rf"([A-Za-z_][\w/@.\- ]*?)\s+({NUMBER})\s?({UNIT})?")
+SPACE = re.compile(rf"([A-Za-z_][\w/@.\- ]*?)\s+({PRINTED_NUMBER})\s?({PRINTED_UNIT})?")
 """`Reward 0.43` between bars."""
 DURATION = re.compile(r"\d+(?:\.\d+)?(?:s|m|h)")
 LOG_PREFIX = re.compile(r"^.*?\b(?:INFO|WARNING|DEBUG|SUCCESS)\b[\]: \-|]*")
@@ -162,13 +163,13 @@ class Console:
     def read(self, lines: Iterable[str]) -> Table:
         """Return the rows of all lines."""
         lines = iter(lines)
-        while chunk := list(islice(lines, AT_ONCE)):
+        while chunk := list(islice(lines, LINES_AT_ONCE)):
             if not self._objects(chunk):
                 for line in chunk:
                     self._line(line)
         self._release()
         self._close_block()
-        return self.builder.table(form=max(self.kinds, key=lambda kind: self.kinds[kind], default=BLOCK))
+        return self.builder.table(form=max(self.kinds, key=lambda kind: self.kinds[kind], default=BLOCK_KIND))
 
     def _objects(self, chunk: list[str]) -> bool:
         """Read lines that are JSON objects, all at once, which takes half of the time; return whether they are."""
@@ -210,7 +211,7 @@ class Console:
         if self._open and self._continue(text):
             return
         if self._held:
-            if FRAGMENT.fullmatch(stripped) and not VERL.search(stripped):
+            if FRAGMENT.fullmatch(stripped) and not VERL_LINE.search(stripped):
                 self._held += stripped
                 return
             self._release()
@@ -224,7 +225,7 @@ class Console:
             if stripped[1:2] == '"':
                 self.bad[self.lines] = f"{stripped:.60}"
                 return
-        if "step:" in stripped and VERL.search(stripped):
+        if "step:" in stripped and VERL_LINE.search(stripped):
             self._held = stripped
             return
         if "|" in stripped and (bars := BAR_PATTERN.findall(stripped)):
@@ -246,7 +247,7 @@ class Console:
         """
         before = self._open[-1]
         cut = self._ends_full and len(before) >= NARROWEST and before[-1] not in ",{[("
-        if VERL.search(text) or not (cut or text[:1] in ("", " ", "\t", "'", '"', "}", "]", ")")):
+        if VERL_LINE.search(text) or not (cut or text[:1] in ("", " ", "\t", "'", '"', "}", "]", ")")):
             self._open = []
             return False
         self._ends_full = len(text) == self._width
@@ -267,7 +268,7 @@ class Console:
     def _release(self) -> None:
         """Read the line of verl that may have been continued."""
         held, self._held = self._held, ""
-        if held and (match := VERL.search(held)):
+        if held and (match := VERL_LINE.search(held)):
             self._verl(match)
 
     # ------------------------------------------------------------------------------------------------ kinds of lines
@@ -453,7 +454,7 @@ class Console:
         if label is not None and label[0] != "epoch":
             self._from_zero = self._from_zero or label[1] == 0
             self._last_step = max(self._last_step, label[1])
-        self._emit(BLOCK, row)
+        self._emit(BLOCK_KIND, row)
 
     def _block_row(self) -> dict[str, Any]:
         """Return the row of the open block, which later lines may continue; {} without one."""
@@ -462,7 +463,7 @@ class Console:
         return {label_column(self._label[0], list(self._block)): self._label[1], **self._block}
 
     def _emit(self, kind: str, row: dict[str, Any]) -> None:
-        if kind != BLOCK:
+        if kind != BLOCK_KIND:
             self.ended = ""
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self._names = tuple(name for name in row if name not in (BAR, BAR_TOTAL, LINE_TIME))

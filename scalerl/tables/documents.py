@@ -14,7 +14,7 @@ from scalerl.tables.consoles import Console
 from scalerl.tables.errors import CurveError, TooEarly
 from scalerl.tables.grids import html_tables, labeled, markdown_tables
 from scalerl.tables.names import EVALUATION_WORD, TRAINING_WORD, is_score
-from scalerl.tables.table import Table, joined, table_of, table_of_columns
+from scalerl.tables.table import Table, joined_tables, table_of, table_of_columns
 
 
 def read_document(text: str, name: str) -> Table | None:
@@ -126,7 +126,7 @@ def mapping_table(document: Mapping[str, Any], name: str) -> Table | None:
             like = [key for key in lists if len(lists[key]) > 0.5 * len(lists[best])]
             tables = {key: table_of(lists[key]) for key in like}
             parts = [labeled(table, key) if len(like) > 1 else table for key, table in tables.items()]
-        return replace(joined(parts), form="a JSON document")
+        return replace(joined_tables(parts), form="a JSON document")
     names, data = document.get("columns"), document.get("data")
     if isinstance(names, list) and isinstance(data, list):
         rows = (dict(zip(map(str, names), row, strict=False)) for row in data if isinstance(row, list))
@@ -157,7 +157,7 @@ def mapping_table(document: Mapping[str, Any], name: str) -> Table | None:
         phase_table(table, phase) if (phase := phase_of(key)) else labeled(table, key) if len(inner) > 1 else table
         for key, table in inner.items()
     ]
-    return replace(joined(parts), form="a JSON document")
+    return replace(joined_tables(parts), form="a JSON document")
 
 
 def phase_of(word: str) -> str:
@@ -208,7 +208,7 @@ def notebook_table(document: Mapping[str, Any], name: str) -> Table:
             notes = (f"read {', '.join(cell for cell, _ in scored[:4])}: other cells print no score for several steps",)
         tables = scored
     parts = [labeled(table, cell) if len(tables) > 1 else table for cell, table in tables]
-    return replace(joined(parts), form="notebook", notes=notes)
+    return replace(joined_tables(parts), form="notebook", notes=notes)
 
 
 LEAST_SCORES = 3

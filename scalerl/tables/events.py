@@ -14,9 +14,9 @@ from scalerl.core.errors import raising
 from scalerl.tables.documents import phase_of, phase_table
 from scalerl.tables.errors import CurveError, TooEarly
 from scalerl.tables.grids import labeled
-from scalerl.tables.table import Table, joined, table_of
+from scalerl.tables.table import Table, joined_tables, table_of
 
-Row = dict[str, Any]
+EventRow = dict[str, Any]
 
 
 def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
@@ -36,7 +36,7 @@ def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise CurveError(f"{files[0]}: reading event files needs TensorBoard: pip install tensorboard") from error
-    places: dict[Path, list[Row]] = {}
+    places: dict[Path, list[EventRow]] = {}
     notes: list[str] = []
     for file in files:
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
@@ -61,7 +61,7 @@ def read_events(files: Sequence[Path], directory: Path | None = None) -> Table:
             for place, table in tables.items()
         }
     name = (directory or files[0]).name
-    return replace(joined([*tables.values()]), form="TensorBoard", name=name, notes=tuple(notes))
+    return replace(joined_tables([*tables.values()]), form="TensorBoard", name=name, notes=tuple(notes))
 
 
 def damaged(file: Path, error: Exception) -> str:
@@ -126,9 +126,9 @@ LOOKED_AT = 1_000
 """Records at the end of a file among which the last scalar is."""
 
 
-def file_rows(events: Any) -> list[Row]:
+def file_rows(events: Any) -> list[EventRow]:
     """Return one row for each step of one file, in order of wall time; tensors with one number count as scalars."""
-    cells: dict[int, Row] = {}
+    cells: dict[int, EventRow] = {}
     tags = events.Tags()
     scalars = [(tag, event, [event.value]) for tag in tags["scalars"] for event in events.Scalars(tag)]
     # how TensorFlow 2 and JAX writers store scalars

@@ -18,11 +18,11 @@ from scalerl.tables.consoles import json_row, read_lines
 from scalerl.tables.documents import LEAST_SCORES, document_table, read_document, scores_of, titled_table
 from scalerl.tables.errors import CurveError, TooEarly, with_command
 from scalerl.tables.grids import html_tables, labeled, markdown_tables, read_csv, separator_of
-from scalerl.tables.lines import read_points
+from scalerl.tables.lines import read_point_rows
 from scalerl.tables.names import are_points
-from scalerl.tables.table import Table, joined
+from scalerl.tables.table import Table, joined_tables
 
-WANDB = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
+WANDB_ADDRESS = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")
 """`wandb:entity/project/run`, or the address of its page."""
 
 HEAD = 1 << 16
@@ -39,7 +39,7 @@ LARGEST_DOCUMENT = 1 << 30
 
 def wandb_path(text: str) -> str | None:
     """Return entity/project/run of a run on wandb, or None for any other path."""
-    match = WANDB.fullmatch(text)
+    match = WANDB_ADDRESS.fullmatch(text)
     return None if match is None else re.sub(r"/runs/", "/", match["path"].split("?")[0].strip("/"))
 
 
@@ -131,7 +131,7 @@ INSIDE = (
     "latest-run/run-*.wandb",
 )
 """Logs in a run's directory, in the order in which they are tried."""
-TEXTS = ("*.jsonl", "*.log", "*.csv", "*.txt", "*.json")
+LOG_PATTERNS = ("*.jsonl", "*.log", "*.csv", "*.txt", "*.json")
 """Other logs in a directory, if it has one of them."""
 
 
@@ -165,13 +165,13 @@ def find_log(path: Path, before: str = "", *, points: bool = False) -> tuple[str
         return EVENTS, files
     if runs := mlflow_runs(path):
         return MLFLOW, runs
-    logs = sorted(file for pattern in TEXTS for file in path.glob(pattern) if file.is_file())
+    logs = sorted(file for pattern in LOG_PATTERNS for file in path.glob(pattern) if file.is_file())
     if len(logs) == 1:
         return FILE, logs
     if logs:
         names = ", ".join(file.name for file in logs[:8]) + (" ..." if len(logs) > 8 else "")
         raise CurveError(f"{path} has {len(logs)} files that may be the log ({names}); give one of them")
-    looked = ", ".join([*INSIDE, "**/*tfevents*", "mlruns", *TEXTS])
+    looked = ", ".join([*INSIDE, "**/*tfevents*", "mlruns", *LOG_PATTERNS])
     raise TooEarly(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
 
@@ -234,7 +234,7 @@ def read_text(path: Path, head: bytes, zipped: bool, growing: bool) -> Table:
         return (line for line in lines if line.endswith("\n") or not growing)
 
     if row is not None and are_points(name for name, value in row.items() if not isinstance(value, list | dict)):
-        return read_points(path, rows())
+        return read_point_rows(path, rows())
     if (start[:1] == "{" and start != "{'" and row is None) or start in ("[{", "[[", "[]"):
         full_text = whole_text(path, lines)
         document = read_document(full_text, path.name)
@@ -296,4 +296,4 @@ def largest(tables: list[Table], text: str) -> Table | None:
     if not tables:
         return None
     parts = [labeled(table, f"table {number}") if len(tables) > 1 else table for number, table in enumerate(tables, 1)]
-    return replace(joined(parts), form=f"{'HTML' if '<table' in text.lower() else 'Markdown'} table")
+    return replace(joined_tables(parts), form=f"{'HTML' if '<table' in text.lower() else 'Markdown'} table")

@@ -22,7 +22,7 @@ from scalerl.tables.errors import CurveError
 from scalerl.tables.lines import BAD_LINES, Ended, left_out
 from scalerl.tables.names import are_points
 from scalerl.tables.numbers import DECIMAL_COMMA, EMPTY, GROUPED, number_of
-from scalerl.tables.table import Array, Builder, Table, joined
+from scalerl.tables.table import Array, Builder, Table, joined_tables
 
 RUN = "run"
 """Column with the name of the run, if a table has a column for each run or a file has several tables."""
@@ -159,7 +159,11 @@ def of_owners(table: Table, header: list[str]) -> Table:
         }
 
     tables = [replace(table, cells=named(table.cells, run), words=named(table.words, run)) for run in runs or [""]]
-    return joined([labeled(part, run) for part, run in zip(tables, runs, strict=True)]) if len(runs) > 1 else tables[0]
+    return (
+        joined_tables([labeled(part, run) for part, run in zip(tables, runs, strict=True)])
+        if len(runs) > 1
+        else tables[0]
+    )
 
 
 def converted(cells_K: Sequence[str], commas: bool) -> tuple[Array, NDArray[np.bool_], list[int]]:
@@ -232,7 +236,7 @@ def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
 
 MARKDOWN_ROW = re.compile(r"^\s*\|(.+)\|\s*$")
 MARKDOWN_RULE = re.compile(r"^\s*\|?[\s:|\-]+\|?\s*$")
-TABLE = re.compile(r"<table\b.*?</table>", re.IGNORECASE | re.DOTALL)
+HTML_TABLE = re.compile(r"<table\b.*?</table>", re.IGNORECASE | re.DOTALL)
 TABLE_ROW = re.compile(r"<tr\b.*?(?=<tr\b|</table>|$)", re.IGNORECASE | re.DOTALL)
 TABLE_CELL = re.compile(r"<t[hd]\b[^>]*>(.*?)(?=</t[hd]>|<t[hd]\b|</tr>)", re.IGNORECASE | re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
@@ -262,7 +266,7 @@ def html_tables(text: str) -> list[Table]:
             [html.unescape(TAG.sub("", cell)).strip() for cell in TABLE_CELL.findall(row)]
             for row in TABLE_ROW.findall(grid)
         ]
-        for grid in TABLE.findall(text)
+        for grid in HTML_TABLE.findall(text)
     ]
     return [table for grid in grids if (table := grid_table([row for row in grid if row])) is not None]
 

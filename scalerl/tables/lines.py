@@ -56,7 +56,7 @@ def left_out(
     return (f"{count} unreadable lines of {path.name} were left out, the first is line {first}",)
 
 
-def read_points(path: Path, lines: Iterable[str]) -> Table:
+def read_point_rows(path: Path, lines: Iterable[str]) -> Table:
     """Read JSON lines with the columns of points, of which none may be unreadable except an incomplete last one.
 
     Raises:

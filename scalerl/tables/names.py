@@ -10,14 +10,14 @@ from scalerl.tables.table import key
 AXES = ("device_hours", "flops", "tokens", "step", "compute")
 """Compute columns of points, in the order in which they are tried if none is named."""
 
-METRICS = ("pass_rate", "metric")
+METRIC_COLUMNS = ("pass_rate", "metric")
 """Metric columns of points, in the order in which they are tried if none is named."""
 
 
 def are_points(names: Iterable[str]) -> bool:
     """Return whether columns of these names are those of a curve, so that nothing has to be guessed."""
     found = {name.strip() for name in names}
-    return not found.isdisjoint(METRICS) and not found.isdisjoint(AXES)
+    return not found.isdisjoint(METRIC_COLUMNS) and not found.isdisjoint(AXES)
 
 
 HELD_OUT, SECOND, OTHER, TRAINING, MINOR = 0, 1, 2, 3, 4

@@ -10,7 +10,7 @@ EMPTY = frozenset(("", "null", "none", "n/a", "na", "-", "--", "no log", "nil"))
 """Texts of an empty cell. (A notebook of transformers prints `No Log`.)"""
 
 PERCENT = re.compile(r"([-+]?\d+(?:[.,]\d+)?)\s*%")
-UNIT = re.compile(r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(ms|s|sec|secs|seconds|m|min|h)")
+NUMBER_WITH_UNIT = re.compile(r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(ms|s|sec|secs|seconds|m|min|h)")
 SECONDS_PER_UNIT = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 CLOCK = re.compile(r"(?:(\d+) days?, )?(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)|(\d+):([0-5]\d)")
 """`0:12:01`, `1 day, 2:03:04` and `12:01`."""
@@ -53,7 +53,7 @@ def number_of(text: str) -> float | None:
 
 def time_of(text: str) -> float | None:
     """Return the seconds of a time or date, or the first number of `3/100`; None if a text is none of these."""
-    if match := UNIT.fullmatch(text):
+    if match := NUMBER_WITH_UNIT.fullmatch(text):
         return float(match[1]) * SECONDS_PER_UNIT[match[2]]
     if match := CLOCK.fullmatch(text):
         days, hours, minutes, seconds, only_minutes, only_seconds = match.groups()

@@ -32,7 +32,7 @@ LONGEST_WORD = 120
 HUGE = 1e300
 """Number beyond which a cell of a log is no measurement."""
 
-DEEPEST = 12
+DEEPEST_COLUMNS = 12
 """Depth of nesting down to which objects in a row become columns."""
 
 
@@ -183,7 +183,7 @@ def key(name: str) -> str:
     return f"_{plain}" if name.startswith("_") else plain  # _step of wandb is no step of the trainer
 
 
-def joined(tables: Sequence[Table]) -> Table:
+def joined_tables(tables: Sequence[Table]) -> Table:
     """Return the rows of several tables, one after the other."""
     if len(tables) == 1:
         return tables[0]
@@ -277,7 +277,7 @@ class Builder:
             index.append(place)
         elif kind is str:
             self.add_text(name, value, place)
-        elif kind is dict and depth < DEEPEST and name.rpartition("/")[2] != "_wandb":
+        elif kind is dict and depth < DEEPEST_COLUMNS and name.rpartition("/")[2] != "_wandb":
             prefix = "" if name == "data" else f"{name.removesuffix('/data')}/"
             for inner, cell in value.items():
                 self._cell(f"{prefix}{inner}", cell, place, depth + 1)

@@ -16,9 +16,9 @@ from scalerl.core.files import parse_json
 from scalerl.core.limits import DATABASE_S
 from scalerl.tables.errors import Away, CurveError, TooEarly
 from scalerl.tables.grids import labeled
-from scalerl.tables.table import Builder, Table, joined, table_of
+from scalerl.tables.table import Builder, Table, joined_tables, table_of
 
-EXPORT = "export its history as CSV or JSON (docs/importing.md) and give that file"
+EXPORT_HINT = "export its history as CSV or JSON (docs/importing.md) and give that file"
 
 
 NO_CURE = re.compile(
@@ -61,7 +61,7 @@ class WandbRun:
         except Exception as error:  # the client raises its own errors, those of requests, and others
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             kind = CurveError if NO_CURE.search(f"{type(error).__name__} {reason}") else Away
-            text = f"wandb:{self.path} cannot be read ({reason}); check the name and `wandb login`, or {EXPORT}"
+            text = f"wandb:{self.path} cannot be read ({reason}); check the name and `wandb login`, or {EXPORT_HINT}"
             raise kind(text) from error
         for row in rows:
             self._rows.add(row)
@@ -214,7 +214,7 @@ def runs_table(rows: Iterable[tuple[str, float, dict[str, Any]]]) -> Table:
     if not runs:
         raise TooEarly("the tracker has no metrics of any run; give the store of a run that has logged something")
     tables = {run: table_of(steps.values()) for run, steps in runs.items()}
-    return joined([labeled(table, run) if len(tables) > 1 else table for run, table in tables.items()])
+    return joined_tables([labeled(table, run) if len(tables) > 1 else table for run, table in tables.items()])
 
 
 # ------------------------------------------------------------------------------------------------ MLflow's directories

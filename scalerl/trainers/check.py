@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from scalerl.trainers.data import COMPONENTS, Case, Component, Trainer
+from scalerl.trainers.data import COMPONENTS, Component, ConditionalSetting, Trainer
 from scalerl.trainers.read import UNRESOLVED
 
 
@@ -80,7 +80,9 @@ class Values:
         self.used = set[str]()
         """Names of the settings that were read."""
 
-    def first(self, cases: Iterable[Case], quantities: Case | None = None) -> Case:
+    def first(
+        self, cases: Iterable[ConditionalSetting], quantities: ConditionalSetting | None = None
+    ) -> ConditionalSetting:
         """Return the first case whose conditions all hold, for its own or the given quantities; else an empty one."""
         for case in cases:
             known = case if quantities is None else quantities
@@ -88,36 +90,36 @@ class Values:
                 return case
         return {}
 
-    def rendered(self, words: str, case: Case) -> str:
+    def rendered(self, words: str, case: ConditionalSetting) -> str:
         """Return words with their quantities, in braces: {n}, or {n:,} with commas at the thousands."""
 
         def shown(match: re.Match[str]) -> str:
             value = self.quantity(match[1], case)
-            amount = number(value)
+            amount = setting_number(value)
             if amount is None:
                 return "?" if value is None else str(value)
             return f"{int(amount):,}" if match[2] else f"{amount:.10g}".replace("e-0", "e-")
 
         return re.sub(r"\{([^{}:]+)(:,)?\}", shown, words)
 
-    def quantity(self, text: str, case: Case | None = None) -> Any:
+    def quantity(self, text: str, case: ConditionalSetting | None = None) -> Any:
         """Return a quantity, or the setting as it is where the text is one name; None if it is missing."""
         first, *rest = text.split()
         result = self._operand(first, case)
         for sign, word in zip(rest[::2], rest[1::2], strict=True):
             if sign == "or":
-                result = self._operand(word, case) if number(result) is None else result
+                result = self._operand(word, case) if setting_number(result) is None else result
                 continue
-            left, right = number(result), number(self._operand(word, case))
+            left, right = setting_number(result), setting_number(self._operand(word, case))
             known = left is not None and right is not None and not (sign == "//" and right == 0)
             result = OPERATORS[sign](left, right) if known else None
         return result
 
-    def _operand(self, word: str, case: Case | None) -> Any:
+    def _operand(self, word: str, case: ConditionalSetting | None) -> Any:
         for quantities in (case or {}, self.trainer.quantities):
             if word in quantities:
                 return self.quantity(quantities[word])
-        literal = number(word)
+        literal = setting_number(word)
         if literal is not None:
             return literal
         setting = self.trainer.setting(word)
@@ -135,7 +137,7 @@ OPERATORS: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
-def number(value: Any) -> float | None:
+def setting_number(value: Any) -> float | None:
     """Return a finite number, also one that is written as text; None if it is none."""
     try:
         amount = None if isinstance(value, bool) else float(value)
@@ -148,7 +150,7 @@ def holds(value: Any, wanted: bool | float | str | list[Any]) -> bool:
     """Return whether a condition holds for a value."""
     if isinstance(wanted, list):
         return any(holds(value, one) for one in wanted)
-    amount, word = number(value), str(value).strip().lower()
+    amount, word = setting_number(value), str(value).strip().lower()
     if isinstance(wanted, bool):
         return wanted is (word not in OFF_WORDS if amount is None else amount != 0)
     if isinstance(wanted, int | float):

@@ -45,11 +45,11 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-Case = Mapping[str, Any]
+ConditionalSetting = Mapping[str, Any]
 """A table with the conditions under which it applies, and what it says then."""
 
 
-class Setting(NamedTuple):
+class TrainerSetting(NamedTuple):
     """A setting of a trainer.
 
     Example: Setting("loss_type", value="cispo", default="dapo", why="eq. 4")
@@ -79,14 +79,14 @@ class Trainer:
     form: str
     start: str
     required: tuple[str, ...]
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, TrainerSetting]
     lacks: Mapping[str, str]
-    components: Mapping[str, list[Case]]
+    components: Mapping[str, list[ConditionalSetting]]
     quantities: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     preamble: Sequence[str] = ()
 
-    def setting(self, end: str) -> Setting:
+    def setting(self, end: str) -> TrainerSetting:
         """Return the setting with a name, or the only one whose name ends with it.
 
         Raises:
@@ -100,7 +100,7 @@ class Trainer:
         return found[0]
 
     @property
-    def nearest(self) -> list[Setting]:
+    def nearest(self) -> list[TrainerSetting]:
         """Settings that come nearest to ScaleRL, in the order of the printed file."""
         return [setting for setting in self.settings.values() if setting.value is not None]
 
@@ -115,7 +115,7 @@ class Component(NamedTuple):
     title: str
     ours: str
     """ScaleRL's choice."""
-    kinds: Mapping[str, Case]
+    kinds: Mapping[str, ConditionalSetting]
     """What a trainer may have instead, and what the paper measured for it."""
 
 
@@ -123,13 +123,13 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((files("scalerl.trainers") / f"{name}.toml").read_text("utf-8"))
 
 
-def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[Setting]:
+def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[TrainerSetting]:
     """Yield the settings of a table, whose entries are settings or tables of them."""
     for key, entry in table.items():
         if any(isinstance(value, dict) for value in entry.values()):
             yield from _settings(entry, f"{prefix}{key}.")
         else:
-            yield Setting(prefix + key, **entry)
+            yield TrainerSetting(prefix + key, **entry)
 
 
 def trainer(name: str, table: Mapping[str, Any]) -> Trainer:

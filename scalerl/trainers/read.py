@@ -16,13 +16,15 @@ from scalerl.core.files import parse_json, read_bytes, trouble
 UNRESOLVED = "\0"
 """Value of a setting that a script computes, such as `$((a * b))`."""
 
-EXPORT = """python -c "import torch; print(torch.load('training_args.bin', weights_only=False).to_json_string())" """
+EXPORT_COMMAND = (
+    """python -c "import torch; print(torch.load('training_args.bin', weights_only=False).to_json_string())" """
+)
 """Command that writes TRL's arguments as JSON."""
 
 PICKLES = (b"PK\x03\x04", b"\x80")
 """First bytes of torch's files and of pickles, which run code when they are read."""
 
-LARGEST = 1 << 18
+LARGEST_CONFIG_BYTES = 1 << 18
 """Bytes of the largest configuration, some ten times the largest that a trainer prints. YAML takes 20 s per MB."""
 MOST_VALUES = 100_000
 """Most values of a configuration, each counted as often as an alias of YAML repeats it, a long text several times."""
@@ -43,13 +45,13 @@ def read_settings(path: Path) -> dict[str, Any]:
         ConfigError: The file cannot be read, has none of the forms, or has no settings.
     """
     try:
-        content = read_bytes(path, LARGEST)
+        content = read_bytes(path, LARGEST_CONFIG_BYTES)
     except OSError as error:
         raise ConfigError(trouble(error)) from None
     if content.startswith(PICKLES):
         raise ConfigError(
             f"{path}: got a pickle of torch, which can run code when it is read; export the arguments as JSON where "
-            f"you trust the file, and check that: {EXPORT.strip()} > training_args.json"
+            f"you trust the file, and check that: {EXPORT_COMMAND.strip()} > training_args.json"
         )
     try:
         text = content.decode("utf-8-sig")

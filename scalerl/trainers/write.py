@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from scalerl.trainers.data import COMPONENTS, Setting, Trainer
+from scalerl.trainers.data import COMPONENTS, Trainer, TrainerSetting
 
 
 def configuration(trainer: Trainer) -> str:
@@ -27,7 +27,7 @@ def configuration(trainer: Trainer) -> str:
 SUFFIXES = {"yaml": "yaml", "toml": "toml", "shell": "sh"}
 
 
-def _yaml(settings: list[Setting]) -> Iterator[str]:
+def _yaml(settings: list[TrainerSetting]) -> Iterator[str]:
     """Yield lines of YAML; settings of one table follow each other."""
     opened: list[str] = []
     for name, value, _, comment in settings:
@@ -47,7 +47,7 @@ def _scalar(value: Any) -> str:
     return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)
 
 
-def _toml(settings: list[Setting]) -> Iterator[str]:
+def _toml(settings: list[TrainerSetting]) -> Iterator[str]:
     opened = ""
     for name, value, _, comment in settings:
         table, _, key = name.rpartition(".")
@@ -57,7 +57,7 @@ def _toml(settings: list[Setting]) -> Iterator[str]:
         yield f"{key} = {_scalar(value) if isinstance(value, float) else json.dumps(value)}  # {comment}"
 
 
-def _shell(settings: list[Setting]) -> Iterator[str]:
+def _shell(settings: list[TrainerSetting]) -> Iterator[str]:
     """Yield an array of arguments; a flag has the value True."""
     yield "SCALERL_ARGS=("
     for name, value, _, comment in settings:

@@ -29,7 +29,7 @@ from scalerl.training.run import Run
 from scalerl.training.run_dir import recorded
 from scalerl.training.run_info import run_info
 from scalerl.training.saved import commit, save
-from scalerl.view.summary import summarize
+from scalerl.view.summary import write_summary
 
 MakeRun = Callable[[RunDisplay, Callable[[], bool]], Run]
 """(display, function that tells whether a stop was requested) -> a run that is ready to train."""
@@ -201,7 +201,7 @@ def _trained_and_saved(run: Run) -> tuple[list[str], bool]:
     closing = [f"{reason}trained {progress.step} updates ({progress.skipped_steps} skipped)"]
     if progress.stopped_by:
         closing.append(f"to train further anyway: scalerl resume {path}")
-    return closing + summarize(path, run_info(run.config), run.records.points), True
+    return closing + write_summary(path, run_info(run.config), run.records.points), True
 
 
 def export_model(run: Run) -> None:

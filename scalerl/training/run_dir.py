@@ -19,7 +19,7 @@ from typing import Any
 from scalerl.config import RunConfig, read_config, to_toml
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import sync, take_hold, write_whole
-from scalerl.core.manifest import BLOCK, Damaged, add_to_digest, digest, new_digest
+from scalerl.core.manifest import BLOCK_BYTES, Damaged, add_to_digest, digest, new_digest
 from scalerl.core.outputs import check_encodable, check_new_directory, check_stays_inside
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
@@ -244,7 +244,7 @@ def _whole_rows(path: Path) -> int:
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
-            start = max(0, end - BLOCK)
+            start = max(0, end - BLOCK_BYTES)
             file.seek(start)
             if (newline := file.read(end - start).rfind(b"\n")) >= 0:
                 return start + newline + 1

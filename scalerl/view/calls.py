@@ -51,10 +51,10 @@ HABITS = READ_HABITS | {
 }
 """What to write instead of keywords that users of other packages try."""
 
-call = checked(ReadOptions.__annotations__, HABITS)
+takes_data = checked(ReadOptions.__annotations__, HABITS)
 
 
-@call
+@takes_data
 def fit(  # type: ignore[misc]  # `metric` is in the options too
     data: Any,
     metric: Any = None,
@@ -93,7 +93,7 @@ def fit(  # type: ignore[misc]  # `metric` is in the options too
         return scaling.fit(source.curve, r0=r0, exclude_below=exclude_below, prior=prior)
 
 
-@call
+@takes_data
 def forecast(
     data: Any,
     at: Any = ("2x", "4x"),
@@ -122,7 +122,7 @@ def forecast(
     return scaling.forecast(run.fit, at, target, mean_of=mean_of)
 
 
-@call
+@takes_data
 def advise(
     data: Any,
     budget: float | str = "2x",
@@ -192,8 +192,8 @@ def compare(
             level or price cannot be used.
     """
     check_values({"level": level, "price": price, "names": names})
-    sides = several(first), several(second)
-    others = [several(runs) for runs in siblings]
+    sides = run_list(first), run_list(second)
+    others = [run_list(runs) for runs in siblings]
     if not all(sides):
         raise CurveError("each side of a comparison needs at least one run; got none")
     runs = all_fitted([run for side in (*sides, *others) for run in side], reading, exclude_below)
@@ -212,7 +212,7 @@ def compare(
     return scaling.compare(fits[0], fits[1], level, fits[2:], names, price, at)
 
 
-@call
+@takes_data
 def backtest(
     data: Any, fractions: Any = (0.3, 0.5, 0.7), *, exclude_below: float = 0.0, **reading: Unpack[ReadOptions]
 ) -> Backtest:
@@ -250,11 +250,11 @@ def fit_together(runs: Any, *, exclude_below: float = 0.0, **reading: Unpack[Rea
         CurveError: There are fewer than two runs, a run cannot be read or fitted, or the runs differ in metric or axis.
     """
     check_values({"exclude_below": exclude_below})
-    curves = [source.curve for source in sources_of(several(runs), reading)]
+    curves = [source.curve for source in sources_of(run_list(runs), reading)]
     return scaling.fit_together(curves, exclude_below=exclude_below)
 
 
-@call
+@takes_data
 def frontier(
     runs: Any,
     settings: Any,
@@ -284,7 +284,7 @@ def frontier(
     check_values({"budget": budget, "price": price})
     if hasattr(settings, "to_dict") and hasattr(settings, "columns"):
         settings = settings.to_dict("records")
-    items = several(runs)
+    items = run_list(runs)
     rows = list(settings) if isinstance(settings, list | tuple) else []
     if len(rows) != len(items) or not all(isinstance(row, Mapping) for row in rows):
         raise CurveError(
@@ -295,7 +295,7 @@ def frontier(
     return scaling.frontier(fits, rows, budget, published, also, price)
 
 
-@call
+@takes_data
 def report(
     runs: Any,
     versus: Any = (),
@@ -324,7 +324,7 @@ def report(
     from scalerl.view.report import page_of
 
     check_values({"exclude_below": exclude_below, "output": output, "figures": figures})
-    first, second = several(runs), several(versus)
+    first, second = run_list(runs), run_list(versus)
     place = check_output(Path(output), [Path(run) for run in (*first, *second) if is_path(run)])
     sources = sources_of([*first, *second], reading)
     analysis = analyze(sources[: len(first)], sources[len(first) :], exclude_below)
@@ -405,7 +405,7 @@ def is_run_like(item: Any) -> bool:
     return is_path(item) or isinstance(item, Curve | Fit) or hasattr(item, "columns") or isinstance(item, list)
 
 
-def several(runs: Any) -> list[Any]:
+def run_list(runs: Any) -> list[Any]:
     """Return one run, or several, as a list; rows (dicts) are one run."""
     if not isinstance(runs, list | tuple) or (runs and not is_run_like(runs[0])):
         return [runs]

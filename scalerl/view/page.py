@@ -50,7 +50,7 @@ Json = dict[str, Any]
 SPARK = 120
 """Points of a small figure of a metric."""
 
-LARGE = 400
+LARGE_FIGURE_POINTS = 400
 """Points of a large figure of a metric."""
 
 COMPARED = 60
@@ -246,7 +246,7 @@ def large_figure(run: FollowedRun, name: str, first: float = -math.inf, last: fl
     Raises:
         ValueError: The run has no such metric.
     """
-    series = run.series(name, first, last, LARGE)
+    series = run.series(name, first, last, LARGE_FIGURE_POINTS)
     metric = run.described(name)
     return figure_json("large", series_figure([(metric["label"], series)], metric))
 

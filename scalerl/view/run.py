@@ -27,7 +27,7 @@ from scalerl.types import EvalPoint
 from scalerl.view.outlook import Outlook, Source, curve_of, points_by_task, run_outlook
 from scalerl.view.page_figures import plain
 from scalerl.view.rollouts import RolloutIndex
-from scalerl.view.series import Array, between, bucketed, level_of
+from scalerl.view.series import Array, alarm_level, between, bucketed
 from scalerl.view.state import ALIVE, modified, pace, sign_of_life
 
 MOST_ROWS = 400
@@ -300,7 +300,7 @@ class FollowedRun(RunView):
             last = number(self.rows[-1].get(name))
         except IndexError:  # no row yet, or the file was replaced and `poll` reads it again
             last = math.nan
-        shown = {"name": name, "last": as_json(last), "level": level_of(metric, last)}
+        shown = {"name": name, "last": as_json(last), "level": alarm_level(metric, last)}
         return {**asdict(metric), **shown, "bounds": [*metric.above, *metric.below]}
 
     def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:

@@ -14,7 +14,7 @@ from scalerl.view.page_figures import plain
 Array = NDArray[np.float64]
 
 
-def level_of(metric: Metric, value: float) -> str:
+def alarm_level(metric: Metric, value: float) -> str:
     """Return "caution" or "bad" if a value crosses thresholds of its metric, else ""."""
     crossed = [value > bound for bound in metric.above] + [value < bound for bound in metric.below]
     return ("", "caution", "bad")[min(2, sum(crossed))]

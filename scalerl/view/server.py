@@ -48,7 +48,7 @@ MOST_ANALYSES = 200
 QUEUE = 128
 """Connections that may wait until they are accepted."""
 
-BEAT_S = 15.0
+STREAM_BEAT_S = 15.0
 """Interval in seconds between comments in a stream without changes; they detect closed pages."""
 
 HEADERS = {
@@ -213,7 +213,7 @@ class Pages:
                     yield f"data: {_json(changes)}\n\n"
                 await asyncio.sleep(POLL_S)
                 quiet += POLL_S
-                if quiet >= BEAT_S:
+                if quiet >= STREAM_BEAT_S:
                     quiet = 0.0
                     yield ": still here\n\n"
 

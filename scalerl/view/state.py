@@ -70,8 +70,10 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         for place in [path, *_children(path)]:
             if run_files.is_study(place):
                 studies[place] = None
-                runs |= dict.fromkeys(run for arm in _children(place) for run in (arm, *_children(arm)) if is_run(run))
-            elif is_run(place):
+                runs |= dict.fromkeys(
+                    run for arm in _children(place) for run in (arm, *_children(arm)) if may_be_run(run)
+                )
+            elif may_be_run(place):
                 runs[place] = None
     return list(runs), list(studies)
 
@@ -86,7 +88,7 @@ def latest(runs: Sequence[Path], most: int) -> list[Path]:
 
 def has_runs(path: Path) -> bool:
     """Return whether there is a run or a study at or below a path."""
-    return any(run_files.is_study(place) or is_run(place) for place in [path, *_children(path)])
+    return any(run_files.is_study(place) or may_be_run(place) for place in [path, *_children(path)])
 
 
 def check_there(paths: Sequence[Path]) -> None:
@@ -100,7 +102,7 @@ def check_there(paths: Sequence[Path]) -> None:
             raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that contains them")
 
 
-def is_run(path: Path) -> bool:
+def may_be_run(path: Path) -> bool:
     """Return whether a directory is a run, or may be one but cannot be read."""
     return run_files.is_run(path) or run_files.is_closed(path)
 
@@ -137,5 +139,5 @@ def _children(path: Path) -> list[Path]:
                 if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
             ]  # fmt: skip
         return [path / name for name in sorted(names)]
-    except OSError:  # a file, or a directory that `is_run` reports
+    except OSError:  # a file, or a directory that `may_be_run` reports
         return []

@@ -37,10 +37,10 @@ from scalerl.view.study_results import (
     ArmResult,
     RunResult,
     StudyResult,
+    arm_sentence,
     effect_of,
     failed,
     reasons,
-    sentence_of,
 )
 
 STOPPED = {129, 130, 143, -1, -2, -15}
@@ -98,7 +98,7 @@ def study_results(
         common_asymptote=scatter.common if scatter else None,
         seed_sd=scatter.sd if scatter else None,
         seed_source=scatter.source if scatter else "",
-        notes=(*problems, *notes(study, arms)),
+        notes=(*problems, *study_notes(study, arms)),
         frontier=best,
         settings={name: study.setting(name) for name in info.arms} if info.vary else {},
         predicted=tuple(predicted),
@@ -151,7 +151,7 @@ def _arm(
         runs=tuple(runs),
         comparison=against,
         effect=effect,
-        sentence=sentence_of(name, reference, effect, against, "" if arm_fits else reasons(runs)),
+        sentence=arm_sentence(name, reference, effect, against, "" if arm_fits else reasons(runs)),
         next_gain=next_gain(arm_fits, price) if arm_fits else None,
         **estimates,
     )
@@ -272,7 +272,7 @@ LIKELY_DEPARTURE = 0.5
 """Probability above which a run counts as departing from the law."""
 
 
-def notes(study: StudyFiles, arms: Sequence[ArmResult]) -> Iterator[str]:
+def study_notes(study: StudyFiles, arms: Sequence[ArmResult]) -> Iterator[str]:
     """Yield the notes of a study, the most serious first."""
     yield from filter(None, map(_fallen, arms))
     yield from filter(None, map(_departed, arms))

@@ -30,7 +30,15 @@ from scalerl.scaling.settings import Setting, setting_of
 RUN_AXES = ("device_hours", "flops", "tokens", "step")
 """Compute columns of every run's points."""
 
-COLUMNS = {"arm": str, "seed": int, "target": int, "code": int, "seconds": int | float, "step": int, "said": str}
+JOURNAL_COLUMNS = {
+    "arm": str,
+    "seed": int,
+    "target": int,
+    "code": int,
+    "seconds": int | float,
+    "step": int,
+    "said": str,
+}
 """Columns of the journal."""
 
 
@@ -113,7 +121,7 @@ class StudyFiles:
     def journal(self) -> list[Mapping[str, Any]]:
         """Return the rows of the journal; a row that a killed process left incomplete is left out."""
         rows = read_rows(self.path / JOURNAL)
-        return [row for row in rows if all(isinstance(row.get(name), kind) for name, kind in COLUMNS.items())]
+        return [row for row in rows if all(isinstance(row.get(name), kind) for name, kind in JOURNAL_COLUMNS.items())]
 
 
 def read_files(path: Path) -> StudyFiles:

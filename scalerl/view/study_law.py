@@ -60,12 +60,12 @@ def outcomes(study: StudyFiles, runs: Sequence[RunResult]) -> Iterator[dict[str,
         arm, at = arms[run.key.arm], run.fit.last_compute
         if arm["compute"][0] <= at <= arm["compute"][-1]:
             log_c, level = np.log(arm["compute"]), float(run.fit.mean(at)[0])
-            levels = {name: float(np.interp(np.log(at), log_c, arm[name])) for name in COLUMNS}
+            levels = {name: float(np.interp(np.log(at), log_c, arm[name])) for name in PREDICTED_LEVELS}
             inside = levels["low"] <= level <= levels["high"]
             yield {"run": str(run.key), "compute": at, "observed": level, **levels, "inside": inside}
 
 
-COLUMNS = ("law", "low", "high", "nearest")
+PREDICTED_LEVELS = ("law", "low", "high", "nearest")
 """Levels that predicted.json has for each amount of compute."""
 
 
@@ -74,7 +74,7 @@ def _predicted(study: StudyFiles) -> dict[str, dict[str, list[float]]]:
     try:
         arms = read_json(file)["arms"]
         columns_by_arm = {
-            str(name): {column: list(map(float, arm[column])) for column in ("compute", *COLUMNS)}
+            str(name): {column: list(map(float, arm[column])) for column in ("compute", *PREDICTED_LEVELS)}
             for name, arm in arms.items()
         }
         if not all(arm["compute"] and len(set(map(len, arm.values()))) == 1 for arm in columns_by_arm.values()):

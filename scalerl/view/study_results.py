@@ -62,7 +62,7 @@ def effect_of(against: Comparison | None) -> str:
     return better if against.winner == "first" else worse
 
 
-def sentence_of(name: str, reference: str, effect: str, against: Comparison | None, problems: str) -> str:
+def arm_sentence(name: str, reference: str, effect: str, against: Comparison | None, problems: str) -> str:
     """Return an arm's verdict as a sentence with its numbers.
 
     Args:

@@ -18,7 +18,7 @@ from scalerl.view.outlook import Outlook
 from scalerl.view.run import RunView
 
 
-def summarize(directory: Path, info: RunInfo, points: Sequence[EvalPoint]) -> list[str]:
+def write_summary(directory: Path, info: RunInfo, points: Sequence[EvalPoint]) -> list[str]:
     """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
     view, note = RunView(info, (), points, directory), "; ".join(info.notes)
     suites = {task: points_of_task[-1] for task, points_of_task in view.points.items() if task not in view.tasks}

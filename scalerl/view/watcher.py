@@ -18,7 +18,7 @@ from scalerl.view.following import FollowedLog
 from scalerl.view.outlook import names_of
 from scalerl.view.page import page, summary
 from scalerl.view.run import FollowedRun, id_of, list_fit
-from scalerl.view.state import ALIVE, find, is_run, latest
+from scalerl.view.state import ALIVE, find, latest, may_be_run
 from scalerl.view.study import study_results
 from scalerl.view.study_files import read_files
 
@@ -161,7 +161,7 @@ class Watcher:
         chosen, known = set(followed), {run.path for run in self.runs.values()}
         gone = [run for run in self.runs.values() if run.path not in chosen]
         # a directory above may not be readable for a moment
-        removed = [run for run in gone if self.omitted or not is_run(run.path)]
+        removed = [run for run in gone if self.omitted or not may_be_run(run.path)]
         in_study = {run: place for run in followed for place in islice(run.parents, 2) if place in studies}
         alone = [path for path in followed if path not in in_study]
         names = dict(zip(alone, names_of(alone), strict=True))

@@ -10,9 +10,9 @@ from scalerl.scaling.comparison import (
     OWN_CEILINGS,
     ceilings,
     common_ceiling,
+    comparison_sentence,
     log_compute_of_run,
     seed_scatter,
-    sentence_of,
     side_mean,
     verdict_of,
 )
@@ -251,7 +251,9 @@ def test_a_sentence_with_a_winner_does_not_say_too_close_to_call():
     comparison = compare([fit(run(seed=seed)) for seed in (1, 2)], [fit(run(seed=seed)) for seed in (3, 4)])
     open_lead = replace(comparison.measured, probability=0.6)
     undecided = replace(comparison, measured=open_lead, verdict="too close to call", winner=None)
-    assert sentence_of(undecided, 0.3, 0.02, False).startswith("The first and the second are too close to call at")
+    assert comparison_sentence(undecided, 0.3, 0.02, False).startswith(
+        "The first and the second are too close to call at"
+    )
     won = replace(undecided, verdict="higher ceiling", winner="first", probability_higher=0.98)
-    text = sentence_of(won, 0.3, 0.02, False)
+    text = comparison_sentence(won, 0.3, 0.02, False)
     assert text.startswith("The first has the higher ceiling of its climb") and "are about level at" in text

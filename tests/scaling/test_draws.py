@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scalerl.scaling.law import Draws, joined, plain_draws
+from scalerl.scaling.law import Draws, joined_draws, plain_draws
 
 ONE = np.ones(1)
 
@@ -63,6 +63,6 @@ def test_no_level_exceeds_the_metrics_bound():
 
 
 def test_draws_can_be_joined_and_thinned():
-    both = joined([plain(asymptote=0.5), plain(asymptote=0.6), plain(asymptote=0.7)])
+    both = joined_draws([plain(asymptote=0.5), plain(asymptote=0.6), plain(asymptote=0.7)])
     assert isinstance(both, Draws)
     assert both.evenly(2).asymptote.tolist() == [0.5, 0.7]

@@ -205,7 +205,7 @@ def test_a_kill_while_an_old_checkpoint_is_removed_leaves_no_half_of_it(tmp_path
 
 
 def test_a_digest_of_the_first_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "BLOCK", 7)
+    monkeypatch.setattr(manifest, "BLOCK_BYTES", 7)
     data = bytes(range(100))
     (tmp_path / "f").write_bytes(data)
     for size in (0, 1, 7, 50, 100):

@@ -80,7 +80,7 @@ def test_the_digest_of_rows_is_incremental(tmp_path):
 
 def test_large_row_files_are_read_in_pieces_by_the_first_checkpoint_after_a_resume(tmp_path, monkeypatch):
     run = RunDirectory.create(tmp_path / "run", LAB)
-    monkeypatch.setattr(manifest, "BLOCK", 1 << 20)
+    monkeypatch.setattr(manifest, "BLOCK_BYTES", 1 << 20)
     content = b"".join(b'{"step": %d, "x": "%s"}\n' % (i, b"y" * 1000) for i in range(16_000))
     (run.path / "metrics.jsonl").write_bytes(content)
     cursors = run.cursors()

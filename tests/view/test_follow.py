@@ -19,7 +19,7 @@ from scalerl.core.run_files import Metric
 from scalerl.training.catalog import METRICS
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.run import FollowedRun
-from scalerl.view.series import bucketed, level_of
+from scalerl.view.series import alarm_level, bucketed
 from scalerl.view.watcher import Watcher
 
 
@@ -105,9 +105,9 @@ def test_the_metric_of_the_contributing_page_is_shown_with_its_label_and_meaning
 
 
 def test_values_beyond_the_thresholds_have_a_level():
-    levels = [level_of(METRICS["truncation_rate"], value) for value in (0.05, 0.06, 0.11)]
+    levels = [alarm_level(METRICS["truncation_rate"], value) for value in (0.05, 0.06, 0.11)]
     assert levels == ["", "caution", "bad"]
-    assert level_of(METRICS["occupancy"], 0.69) == "caution" == level_of(METRICS["reward_failures"], 1)
+    assert alarm_level(METRICS["occupancy"], 0.69) == "caution" == alarm_level(METRICS["reward_failures"], 1)
 
 
 def test_a_run_shows_the_warnings_of_its_events_until_they_are_over(tmp_path):

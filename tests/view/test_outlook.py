@@ -12,7 +12,7 @@ from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.training.run_info import data_notes, default_axis, run_info
 from scalerl.types import EvalPoint
 from scalerl.view.outlook import run_outlook
-from scalerl.view.summary import summarize
+from scalerl.view.summary import write_summary
 
 BOTH = (ArithmeticTask(), ProgramsTask())
 
@@ -43,7 +43,7 @@ def test_the_text_contains_the_law_the_forecast_and_the_advice(points):
 
 
 def test_a_finished_run_writes_a_figure_and_a_summary(points, tmp_path):
-    lines = summarize(tmp_path, run_info(LAB), points)
+    lines = write_summary(tmp_path, run_info(LAB), points)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG" and summary["asymptote"]["low"] < 0.8
     assert lines[0].startswith("12%") and lines[-1] == f"run       {tmp_path}"
@@ -57,7 +57,7 @@ def of_programs(points, rate=None):
 
 def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
     mixed = replace(LAB, data=BOTH)
-    lines = summarize(tmp_path, run_info(mixed), of_programs(points))
+    lines = write_summary(tmp_path, run_info(mixed), of_programs(points))
     tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     alone = run_outlook(points, "flops").to_dict()
     assert list(tasks) == ["arithmetic", "programs"] and tasks["arithmetic"]["asymptote"] == alone["asymptote"]
@@ -72,7 +72,7 @@ def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
 def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
     both = of_programs(points)
     few = [point for point in both if point.task != "programs" or point.step < 40]
-    lines = summarize(tmp_path, run_info(replace(LAB, data=BOTH)), few)
+    lines = write_summary(tmp_path, run_info(replace(LAB, data=BOTH)), few)
     tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     assert tasks["programs"] is None and tasks["arithmetic"]["points"] == 30 and (tmp_path / "curve.png").exists()
     assert any(line.startswith("forecast  none: a fit needs at least 5 points; got 4") for line in lines)
@@ -80,13 +80,13 @@ def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
 
 def test_a_picture_that_cannot_be_written_is_named(points, tmp_path):
     (tmp_path / "curve.png").mkdir()
-    lines = summarize(tmp_path, run_info(LAB), points)
+    lines = write_summary(tmp_path, run_info(LAB), points)
     assert any(line.startswith(f"picture   none: {tmp_path}/curve.png cannot be written") for line in lines)
 
 
 def test_a_run_without_progress_gets_a_warning(points, tmp_path):
     flat = [dataclasses.replace(point, pass_rate=0.25) for point in points]
-    lines = summarize(tmp_path, run_info(LAB), flat)
+    lines = write_summary(tmp_path, run_info(LAB), flat)
     assert any(line.startswith("warning   every metric value is 0.25: there is no climb yet") for line in lines)
     assert (tmp_path / "curve.png").exists()
 
