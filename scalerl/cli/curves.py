@@ -19,8 +19,8 @@ from scalerl.cli.options import (
     add_price,
     add_versus,
     count,
-    log_choices,
     number,
+    read_options,
 )
 from scalerl.cli.terminal import print_lines
 from scalerl.scaling import CurveError, Fit, advise, fit, forecast
@@ -240,10 +240,7 @@ def sources_of(paths: Sequence[Path], options: argparse.Namespace) -> list[Sourc
     Raises:
         UserError: A path has no curve, or several.
     """
-    sources = read_sources(
-        paths, compute=options.compute, task=options.task, bounds=options.bounds, answers=options.answers,
-        **log_choices(options),
-    )  # fmt: skip
+    sources = read_sources(paths, **read_options(options))
     if getattr(options, "price", None) is not None:
         for source in sources:
             check_hours(source)

@@ -21,7 +21,7 @@ from scalerl.cli.exits import complain
 from scalerl.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from scalerl.scaling.curve import LogChoices
+    from scalerl.scaling.curve import LogChoices, ReadOptions
     from scalerl.view.following import Reading
 
 
@@ -234,14 +234,20 @@ def log_choices(options: argparse.Namespace) -> LogChoices:
     }  # fmt: skip
 
 
+def read_options(options: argparse.Namespace) -> ReadOptions:
+    """Return how curves are read, as the options of `add_curve_options` say."""
+    return {
+        "compute": options.compute, "task": options.task, "bounds": tuple(options.bounds) if options.bounds else None,
+        "answers": options.answers, **log_choices(options),
+    }  # fmt: skip
+
+
 def reading_of(options: argparse.Namespace) -> Reading:
     """Return the options of `add_reading_options`, and of `add_decision_options` if any."""
     from scalerl.view.following import Reading
 
-    bounds = tuple(options.bounds) if options.bounds else None
-    names = ("task", "answers", "exclude_below", "min_gain", "price")
-    values = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return Reading(axis=options.compute, bounds=bounds, choices=log_choices(options), **values)
+    names = ("exclude_below", "min_gain", "price")
+    return Reading(read_options(options), **{name: getattr(options, name) for name in names if hasattr(options, name)})
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:

@@ -24,10 +24,9 @@ from scalerl.importers.dialects import (
     verl_devices,
 )
 from scalerl.importers.join import Spent, includes, spent_by_counter, spent_by_step, summed
+from scalerl.tables.names import AXES
 from scalerl.tables.table import Array, Table
 
-TOTAL_AXES = ("device_hours", "flops", "tokens", "compute")
-"""Columns of points with the compute used so far, the best first."""
 TOTALS = {"device_hours": ("device_hours", "gpu_hours", "gpu_h", "accelerator_hours"), "flops": ("flops",),
          "compute": ("compute",)}  # fmt: skip
 """Columns of a table with the compute used so far, by axis."""
@@ -105,7 +104,7 @@ def compute_of(
         cell_E = table.column(column)[picked_E]
         if np.isfinite(cell_E).any():
             cells[axis] = cell_E
-    best = next((name for name in TOTAL_AXES if name in cells), "step")
+    best = next((name for name in AXES if name in cells), "step")
     origin = origin_of(best, totals, seconds, tokens, count, devices)
     return Compute(cells, best, origin, tuple(dict.fromkeys(notes)), seconds is not None)
 

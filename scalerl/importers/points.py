@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from scalerl.core.files import parse_json, read_bytes, write_whole
 from scalerl.importers.bounds import bounds_of
 from scalerl.importers.choose import ENOUGH_POINTS, TASK, Candidate, candidates, choose, find_dialect, name_list, others
-from scalerl.importers.compute import TOTAL_AXES, compute_of
+from scalerl.importers.compute import compute_of
 from scalerl.importers.dialect import Dialect, match, steps_of
 from scalerl.importers.dialects import GENERAL_STEPS
 from scalerl.importers.join import coalesced, last_of_each, row_steps
 from scalerl.importers.runs import TASKS, of_run, rows_of_run, with_phases
-from scalerl.importers.windows import marks, windows
+from scalerl.importers.windows import hidden_causes, windows
 from scalerl.scaling.curve import TRAINING_REWARD, listed
 from scalerl.tables.errors import CurveError, LogError, TooEarly
 from scalerl.tables.forms import read_table
-from scalerl.tables.names import EVALUATION_WORD
+from scalerl.tables.names import AXES, EVALUATION_WORD
 from scalerl.tables.table import Array, Table, joined_tables, key
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
@@ -483,7 +483,7 @@ def points_of(
             stderr_W = np.sqrt(np.add.reduceat(stderr_E[order_E] ** 2, last_W - sizes_W + 1)) / sizes_W
         cells = {name: cell[order_E][last_W] for name, cell in cells.items()}
         value_E, stderr_E = value_W, stderr_W
-        notes += marks(table, candidate.metric, table.names)
+        notes += hidden_causes(table, candidate.metric, table.names)
     name = "pass_rate" if limits == (0.0, 1.0) else "metric"
     cells[name] = value_E
     if stderr_E is not None:
@@ -581,7 +581,7 @@ def at_steps(steps: Array) -> str:
 
 def as_rows(cells: Mapping[str, Array], task: str) -> list[dict[str, Any]]:
     """Return rows of a points.jsonl; missing numbers are left out, and whole steps are integers."""
-    order = [name for name in ("step", *TOTAL_AXES, "pass_rate", "metric", "stderr") if name in cells]
+    order = [name for name in ("step", *AXES[:-1], "pass_rate", "metric", "stderr") if name in cells]
     points = []
     for values in zip(*(cells[name].tolist() for name in order), strict=True):
         point = {name: value for name, value in zip(order, values, strict=True) if value == value}

@@ -58,7 +58,7 @@ HIDDEN = (
 """Columns that show what the reward of training hides, as `table.key` writes them, and the mark for each."""
 
 
-def marks(table: Table, metric: str, names: Sequence[str]) -> list[str]:
+def hidden_causes(table: Table, metric: str, names: Sequence[str]) -> list[str]:
     """Return what the reward of training hides, as far as columns of the log show it."""
     texts = []
     for words, text in HIDDEN:

@@ -2,15 +2,17 @@
 
 From points to advice, each file uses those above it:
 
-    readers, curve     rows of a file -> Curve, checked
-    law, linear, grid, curve_families, noise, level
-                       the equations: the law, its linear part, the departures, the noise, a run without a climb
-    posterior          Curve -> Posterior: draws of a rising run
-    health, counts     symptoms of a curve; what happened to public runs
-    futures            Posterior -> Futures: it rises, it stays, and rare events
+    curve              points -> Curve, checked
+    law, linear, grid, noise, level, falls
+                       the equations: the law, its linear part, the noise, a run that stays, a run that has fallen
+    families, sampling the families of curves that a run may follow; draws of one that rises
+    counts             what happened to public runs
+    posterior          Curve -> Posterior: draws of all families, with weights for means and for intervals
+    health             symptoms of a curve
     fit                Curve -> Fit: estimates, bands, and whether the ceiling is identified
     forecast           Fit -> Forecast at more compute, next to the `baselines`
-    stop, advise       Fit -> Advice; conditions that end a run
+    price, advise      Fit -> Advice: the decision, its gain, its price, and how often such advice was right
+    stop               conditions that end a run
 
 Others use a Fit: comparison (two recipes), backtesting, together (related runs), pool and frontiers (runs with
 different settings), designs (how to evaluate a run before it starts). `paper` is the procedure of the paper, next to

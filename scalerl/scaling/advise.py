@@ -1,18 +1,22 @@
 """Advice on a run from its fit: go back, open, about, continue or stop, with the gain, its price and its record.
 
 The mean gain of the forecast decides: on public runs no other rule was better. How often such advice was right is
-counted in public runs that nobody had tuned to (`cases`).
+counted in public runs that nobody had tuned to: `cases.csv` has 513 cuts of runs of 68 public repositories, none of
+which was used to choose anything in the forecast, with the gain that was forecast for twice the compute and the gain
+that followed, as shares of the metric's range.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.cases import Action, Counted, count, kind_of
 from scalerl.scaling.estimate import Estimate, as_json, summarize
 from scalerl.scaling.falls import has_fallen
 from scalerl.scaling.fit import UNLAWFUL, Fit, checked_fit
@@ -25,6 +29,8 @@ from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.scaling.units import compute_text, factor_text, number_text
 from scalerl.tables.errors import CurveError
 
+Action = Literal["go back", "open", "about", "continue", "stop"]
+
 MIN_GAIN = 0.02
 """Smallest gain that is worth twice the compute, as a share of the metric's range: the one default of every output."""
 
@@ -33,6 +39,26 @@ VISIBLE_CLIMB = float(np.log((1.0 - UNLAWFUL) / UNLAWFUL))
 
 COUNTED_BUDGET = 2.0
 """Multiple of the compute for which public runs were counted."""
+
+OPEN_FACTOR = 2.0
+"""A run that shows no climb is open if its interval reaches a gain of this multiple of the limit."""
+
+ABOUT = 0.25
+"""Distance of the mean gain from the limit, as a share of it, within which the gain is about what is asked for."""
+
+FEW_CASES = 20
+"""Smallest number of cases for a count."""
+
+
+class Counted(NamedTuple):
+    """How often an advice of one kind was right.
+
+    Example: `Counted(right=137, of=216, repositories=53)`
+    """
+
+    right: int
+    of: int
+    repositories: int
 
 
 @dataclass(frozen=True)
@@ -145,6 +171,22 @@ def advise(
     return replace(advice, sentence=SENTENCES[action](advice, fit))
 
 
+def kind_of(gain: float, high: float, limit: float, *, climbs: bool) -> Action:
+    """Return the advice for a run without a clear fall.
+
+    Args:
+        gain: Mean gain of the forecast.
+        high: Upper end of the interval of the gain.
+        limit: Smallest gain that is worth the compute, in the same unit.
+        climbs: Whether the run has climbed, or has fallen since.
+    """
+    if not climbs and gain < limit and high >= OPEN_FACTOR * limit:
+        return "open"
+    if abs(gain - limit) <= ABOUT * limit * (1.0 + 1e-9):
+        return "about"
+    return "continue" if gain > limit else "stop"
+
+
 def both_futures(gain_D: Array, limit: float) -> dict[str, Future]:
     """Return the draws of a run without a climb in two parts: it stays flat, or it rises by more than the limit."""
     parts = {"flat": gain_D[gain_D <= limit], "rises": gain_D[gain_D > limit]}
@@ -234,3 +276,75 @@ def in_cases(advice: Advice, what: str) -> str:
     """Return in how many cases of public runs something happened, as a sentence; empty without a count."""
     counted = advice.counted
     return f" In {counted.right} of {counted.of} such cases of public runs {what}." if counted else ""
+
+
+# ------------------------------------------------------------------------------------------------- cases of public runs
+
+
+class Case(NamedTuple):
+    """One cut of a public run.
+
+    Example: `Case(repository="3", clear_fall=False, fallen=False, stays=0.12, gain=0.011, high=0.19, actual=0.044)`
+    """
+
+    repository: str
+    clear_fall: bool
+    """Whether the advice was to go back; `gain` is then the fall since the best level."""
+    fallen: bool
+    stays: float
+    """Probability of a run that stays where it is."""
+    gain: float
+    """Mean of the forecast gain at twice the compute."""
+    high: float
+    """Upper end of its 90% interval."""
+    actual: float
+    """Level around twice the compute minus the level before the cut."""
+
+    def kind(self, limit: float) -> Action:
+        """Return the advice for a limit; the file does not have the evidence for a climb that `climbed` uses too."""
+        if self.clear_fall:
+            return "go back"
+        return kind_of(self.gain, self.high, limit, climbs=self.fallen or self.stays <= UNLAWFUL)
+
+
+def count(action: Action, limit: float) -> Counted | None:
+    """Return how often public runs with this advice did what it says; None for few cases.
+
+    A run that was told to go back did not exceed its best again. A run that was told to stop gained at most the limit;
+    the others gained more.
+
+    Args:
+        action: The advice.
+        limit: Smallest gain that is worth twice the compute, as a share of the metric's range.
+    """
+    alike = [case for case in public_cases() if action == case.kind(limit)]
+    if len(alike) < FEW_CASES:
+        return None
+    more = sum(case.actual > (case.gain if action == "go back" else limit) for case in alike)
+    right = len(alike) - more if action in ("go back", "stop") else more
+    return Counted(right, len(alike), len({case.repository for case in alike}))
+
+
+@lru_cache(maxsize=1)
+def public_cases() -> tuple[Case, ...]:
+    """Return the cases of `cases.csv`."""
+    with Path(__file__).with_name("cases.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(
+            Case(
+                row["repository"],
+                row["action"] == "go back",
+                row["fallen"] == "1",
+                *(float(row[name]) for name in ("stays", "gain_mean", "gain_high", "actual")),
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+FIFTHS = ((0.20, 0.24), (0.405, 0.31), (0.58, 0.59), (0.79, 0.71), (1.0, 0.84))
+"""Of the cases in order of their forecast probability of a gain above 0.02 at twice the compute, the fifths: the end of
+each, and the share of its 102 or 103 cases that gained more."""
+
+
+def share_that_gained(probability: float) -> float:
+    """Return the share of the public cases with about this probability of a gain above 0.02 that gained more."""
+    return next(share for end, share in FIFTHS if probability <= end)

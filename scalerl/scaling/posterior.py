@@ -389,7 +389,7 @@ def posterior(
         *before,
         Part(LEVEL, level, stays, stays_wide),
     ]
-    result = together(curve, averaged, [part for part in parts if part.mean + part.wide > 0], climbs, climb)
+    result = posterior_of_parts(curve, averaged, [part for part in parts if part.mean + part.wide > 0], climbs, climb)
     if fall is None:
         return with_climbs_not_begun(result)
     stays_D = result.of(LEVEL.name)
@@ -399,7 +399,7 @@ def posterior(
     return replace(result, draws=draws, down=down)
 
 
-def together(curve: Curve, averaged: Averaged, parts: list[Part], climbs: Climbs, climb: float) -> Posterior:
+def posterior_of_parts(curve: Curve, averaged: Averaged, parts: list[Part], climbs: Climbs, climb: float) -> Posterior:
     """Return the posterior of families with a total weight each, before anything that depends on single draws."""
     names = tuple(dict.fromkeys(part.family.name for part in parts))
     size = [len(part.draws) for part in parts]

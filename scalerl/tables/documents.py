@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from scalerl.tables.consoles import Console
 from scalerl.tables.errors import CurveError, TooEarly
 from scalerl.tables.grids import html_tables, labeled, markdown_tables
+from scalerl.tables.lines import Console
 from scalerl.tables.names import EVALUATION_WORD, TRAINING_WORD, is_score
 from scalerl.tables.table import Table, joined_tables, table_of, table_of_columns
 

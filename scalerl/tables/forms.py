@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import IO, cast
 
 from scalerl.core.files import check_file, lack_of_room, trouble
-from scalerl.tables.consoles import json_row, read_lines
 from scalerl.tables.documents import LEAST_SCORES, document_table, read_document, scores_of, titled_table
 from scalerl.tables.errors import CurveError, TooEarly, with_command
 from scalerl.tables.grids import html_tables, labeled, markdown_tables, read_csv, separator_of
-from scalerl.tables.lines import read_point_rows
+from scalerl.tables.lines import json_row, read_lines
 from scalerl.tables.names import are_points
+from scalerl.tables.point_rows import read_point_rows
 from scalerl.tables.table import Table, joined_tables
 
 WANDB_ADDRESS = re.compile(r"(?:wandb:/{0,2}|https?:/{1,2}(?:www\.)?wandb\.ai/)(?P<path>.+)")

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.tables.errors import CurveError
-from scalerl.tables.lines import BAD_LINES, Ended, left_out
 from scalerl.tables.names import are_points
 from scalerl.tables.numbers import DECIMAL_COMMA, EMPTY, GROUPED, number_of
+from scalerl.tables.point_rows import BAD_LINES, Ended, left_out
 from scalerl.tables.table import Array, Builder, Table, joined_tables
 
 RUN = "run"

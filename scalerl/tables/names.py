@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from scalerl.tables.table import key
 
-AXES = ("device_hours", "flops", "tokens", "step", "compute")
-"""Compute columns of points, in the order in which they are tried if none is named."""
+AXES = ("device_hours", "flops", "tokens", "compute", "step")
+"""Compute columns of points, the best first: in this order they are tried if none is named."""
 
 METRIC_COLUMNS = ("pass_rate", "metric")
 """Metric columns of points, in the order in which they are tried if none is named."""

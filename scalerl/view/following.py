@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,22 @@ from scalerl.core.files import open_regular
 from scalerl.core.run_files import POINTS, is_run
 from scalerl.core.status import read_status
 from scalerl.importers.growing import GrowingLog, Stamp, stamp_of
-from scalerl.scaling import Curve, CurveError
-from scalerl.scaling.curve import LogChoices
+from scalerl.scaling import CurveError
+from scalerl.scaling.curve import ReadOptions
 from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.scaling.stop import Judgment, StopRule, judge
 from scalerl.tables.errors import Away, TooEarly
 from scalerl.tables.forms import wandb_path
-from scalerl.view.outlook import Outlook, Source, choices_made, names_of, read_sources, source_outlook
+from scalerl.view.outlook import (
+    Outlook,
+    Source,
+    choices_made,
+    import_options,
+    names_of,
+    read_sources,
+    source_of,
+    source_outlook,
+)
 from scalerl.view.run import id_of
 
 EVERY_S = 15.0
@@ -49,11 +58,8 @@ class Change:
 class Reading:
     """How a log is read and judged; the options of `scalerl fit`."""
 
-    axis: str | None = None
-    task: str | None = None
-    bounds: tuple[float, float] | None = None
-    choices: LogChoices | None = None
-    answers: float | None = None
+    options: ReadOptions = field(default_factory=ReadOptions)
+    """As for `outlook.read_sources`."""
     exclude_below: float = 0.0
     min_gain: float | None = None
     price: float | None = None
@@ -186,11 +192,7 @@ class FollowedLog:
 
     def _read(self) -> Source | None:
         """Return the curve; None if nothing has changed since the last look."""
-        reading = self.reading
-        source = self._read_run() if self.is_run() else self._read_log()
-        if source is None or reading.answers is None:
-            return source
-        return replace(source, curve=source.curve.with_answers(reading.answers))
+        return self._read_run() if self.is_run() else self._read_log()
 
     def is_run(self) -> bool:
         """Return whether the path is the directory of a run of this package."""
@@ -199,30 +201,22 @@ class FollowedLog:
         return wandb_path(str(self.path)) is None and is_run(self.path)
 
     def _read_run(self) -> Source | None:
-        reading, stamp = self.reading, stamp_of(self.path)
-        if stamp == self._stamp:
+        if (stamp := stamp_of(self.path)) == self._stamp:
             return None
         with too_early_below(lines_in(self.path / POINTS)):
-            (source,) = read_sources([self.path], compute=reading.axis, task=reading.task, bounds=reading.bounds)
+            (source,) = read_sources([self.path], **self.reading.options)
         self._stamp = stamp
         return source
 
     def _read_log(self) -> Source | None:
-        reading, choices = self.reading, self.reading.choices or {}
+        options = self.reading.options
         if self._log is None:
-            self._log = GrowingLog(self.path, points=not choices_made(choices))
-        table = self._log.look()
-        if table is None:
+            self._log = GrowingLog(self.path, points=not choices_made(options))
+        if (table := self._log.look()) is None:
             return None
-        log = None
-        if not (table.points and self._log.points):
-            log = self._log.imported({"task": reading.task, "bounds": reading.bounds, **choices})
+        log = None if table.points and self._log.points else self._log.imported(import_options(options))
         with too_early_below(table.size if log is None else len(log.rows)):
-            if log is None:
-                curve = Curve.of_table(table, str(self.path), reading.axis, reading.task, bounds=reading.bounds)
-            else:
-                curve = Curve.from_rows(log.rows, axis=reading.axis)
-        return Source(self.path, self.name, replace(curve, label=curve.label or self.path.stem), None, log)
+            return source_of(table, log, self.path, self.name, options)
 
     def _judged(self) -> list[Judgment]:
         """Judge the conditions. While the bounds move with the values, those on gain and ceiling wait."""

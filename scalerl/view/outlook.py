@@ -1,4 +1,4 @@
-"""Fit, forecast and advice for one curve, as text, and the curves that a user names on the command line."""
+"""Fit, forecast and advice for one curve, as text; and the one reader of curves, for commands and Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import CHECKPOINTS, POINTS, RunInfo, is_run, read_run
 from scalerl.scaling import Advice, Curve, CurveError, Estimate, Fit, Forecast, advise, fit, forecast
-from scalerl.scaling.advise import MIN_GAIN
+from scalerl.scaling.advise import MIN_GAIN, share_that_gained
 from scalerl.scaling.baselines import LEAST_POINTS, trend
-from scalerl.scaling.cases import share_that_gained
 from scalerl.scaling.curve import LogChoices, ReadOptions, checked_bounds
 from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import LogError
@@ -31,6 +30,7 @@ from scalerl.types import EvalPoint
 
 if TYPE_CHECKING:
     from scalerl.importers import Imported
+    from scalerl.tables.table import Table
 
 HORIZON = ("2x", "4x")
 
@@ -350,27 +350,17 @@ def source_outlook(source: Source, fit_result: Fit | None = None, **options: Any
 
 
 def _read(run: Any, name: str, options: ReadOptions) -> Source:
-    source = _source(run, name, options)
-    if (answers := options.get("answers")) is None:
-        return source
-    with naming(source):
-        return replace(source, curve=source.curve.with_answers(answers))
-
-
-def _source(run: Any, name: str, options: ReadOptions) -> Source:
     if isinstance(run, Curve):
         if given := [option for option, value in options.items() if value is not None and option != "answers"]:
             raise CurveError(f"{name} is a Curve, which has been read; give {given[0]}= to Curve.read, or leave it out")
-        return Source(Path(name), name, run, None)
+        return _with_answers(Source(Path(name), name, run, None), options)
     path, info, log = Path(run) if is_path(run) else Path(name), None, None
-    axis, task, bounds = options.get("compute"), options.get("task"), options.get("bounds")
     if is_path(run) and is_run(path):
         info = read_run(path)
-        axis = axis or info.axis
-        if task is None and len(info.tasks) == 1:
-            (task,) = info.tasks  # the others are evaluation suites
-    choices = log_choices(options)
-    guessed = choices_made(choices)
+        options = {**options, "compute": options.get("compute") or info.axis}
+        if options.get("task") is None and len(info.tasks) == 1:
+            options["task"] = next(iter(info.tasks))  # the others are evaluation suites
+    guessed = choices_made(options)
     if is_path(run):
         table = read_table(path / POINTS if info is not None else path, points=not guessed)
     else:
@@ -378,29 +368,67 @@ def _source(run: Any, name: str, options: ReadOptions) -> Source:
 
         rows = getattr(run, "rows", None)
         table = table_from(rows if isinstance(rows, list) else run, name)  # `rows` of what `importers.read` returned
-    limits = None if bounds is None else checked_bounds(bounds)
     if guessed or not table.points:
         from scalerl.importers.points import of_tables  # a fit of points does not load what guesses
 
-        log = of_tables([table], task=task, bounds=limits, paths=[path], **choices)
+        log = of_tables([table], paths=[path], **import_options(options))
+    return source_of(table, log, path, name, options, info)
+
+
+def source_of(
+    table: Table, log: Imported | None, path: Path, name: str, options: ReadOptions, info: RunInfo | None = None
+) -> Source:
+    """Return the curve of a table.
+
+    Args:
+        table: Rows with the columns of points, unless they are those of a log.
+        log: What was read of the log; None: the table has the points.
+        path: Where it is from.
+        name: Name of the source.
+        options: How it is read.
+        info: What run.json says of a run of this package.
+
+    Raises:
+        CurveError: It has no curve, or not on the compute axis that was asked for.
+    """
+    axis = options.get("compute")
+    if log is None:
+        curve = Curve.of_table(table, str(path), axis, options.get("task"), bounds=_limits(options))
+    else:
         if axis is not None and axis not in log.rows[-1]:
             known = ", ".join(known for known in AXES if known in log.rows[-1])
             raise CurveError(
                 f"{name} has no compute {axis!r}; it has {known}. A column of the log becomes one with "
                 "columns={'device_hours': NAME} (--column device_hours=NAME)"
             )
-        curve = Curve.from_rows(log.rows, axis=axis)
-    else:
-        curve = Curve.of_table(table, str(path), axis, task, bounds=limits)
+        curve = Curve.from_rows(log.rows, axis=axis or log.axis)
     suites = [replace(Curve.of_table(table, str(path), curve.axis, suite), label=suite) for suite in info.suites] \
         if info else []  # fmt: skip
-    return Source(path, name, replace(curve, label=curve.label or path.stem), info, log, tuple(suites))
+    source = Source(path, name, replace(curve, label=curve.label or path.stem), info, log, tuple(suites))
+    return _with_answers(source, options)
 
 
-def log_choices(options: ReadOptions) -> LogChoices:
-    """Return the options that only the log of another trainer has."""
-    names = LogChoices.__annotations__
-    return cast(LogChoices, {name: value for name, value in options.items() if name in names})
+def _with_answers(source: Source, options: ReadOptions) -> Source:
+    if (answers := options.get("answers")) is None:
+        return source
+    with naming(source):
+        return replace(source, curve=source.curve.with_answers(answers))
+
+
+def _limits(options: ReadOptions) -> tuple[float, float] | None:
+    bounds = options.get("bounds")
+    return None if bounds is None else checked_bounds(bounds)
+
+
+def import_options(options: ReadOptions) -> dict[str, Any]:
+    """Return the options as arguments of `importers.points.of_tables`."""
+    choices = {name: value for name, value in options.items() if name in LogChoices.__annotations__}
+    return {**choices, "task": options.get("task"), "bounds": _limits(options)}
+
+
+def choices_made(options: ReadOptions) -> bool:
+    """Return whether anything was chosen that only the log of another trainer has."""
+    return any(options.get(name) not in (None, {}) for name in LogChoices.__annotations__)
 
 
 def check_hours(source: Source) -> None:
@@ -423,11 +451,6 @@ def check_hours(source: Source) -> None:
         "step, give it as columns={'seconds': NAME} (--column seconds=NAME), with devices=; else leave out the price",
         without="--price",
     )
-
-
-def choices_made(choices: LogChoices) -> bool:
-    """Return whether anything was chosen that only a log has."""
-    return any(value not in (None, {}) for value in choices.values())
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

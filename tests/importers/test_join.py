@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scalerl.importers.join import continued_rows, row_steps, spent_by_counter, spent_by_step
 from scalerl.importers.points import of_tables
-from scalerl.tables.consoles import Console
+from scalerl.tables.lines import Console
 from scalerl.tables.table import table_of
 
 

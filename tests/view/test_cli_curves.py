@@ -204,3 +204,22 @@ def test_nan_is_no_number(capsys, points, words):
     with pytest.raises(SystemExit, match="2"):
         call(capsys, *(str(points) if word == "LOG" else word for word in words))
     assert "allowed: a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "columns", [("step", "compute"), ("step", "tokens"), ("step",), ("compute",), ("flops", "compute")]
+)
+def test_the_axis_that_is_printed_is_the_axis_that_is_fitted(tmp_path, capsys, columns):
+    """Of several compute columns the log's reader took one and the fit another."""
+    scale = {"step": 10, "compute": 7, "tokens": 1e6, "flops": 1e12}
+    rows = [
+        ",".join([*(f"{scale[name] * n:g}" for name in columns), f"{0.2 + 0.4 * n / (n + 3):.4f}"]) for n in range(9)
+    ]
+    (tmp_path / "log.csv").write_text("\n".join([",".join([*columns, "eval_accuracy"]), *rows]) + "\n")
+    values = answer(capsys, "fit", tmp_path / "log.csv")
+    assert (
+        values["axis"]
+        == values["log"]["axis"]
+        == next(a for a in ("flops", "tokens", "compute", "step") if a in columns)
+    )
+    assert values["last_compute"] == 8 * scale[values["axis"]]

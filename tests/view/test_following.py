@@ -11,11 +11,11 @@ from watched import add_points, write_run
 from scalerl.core.status import Heartbeat
 from scalerl.importers import growing
 from scalerl.scaling import CurveError
-from scalerl.tables.consoles import Console
 from scalerl.tables.errors import Away
+from scalerl.tables.lines import Console
 from scalerl.view.following import FollowedLog, Reading
 
-EIGHT = Reading(choices={"devices": 8.0})
+EIGHT = Reading({"devices": 8.0})
 
 
 def level(step):
@@ -197,7 +197,7 @@ def test_a_choice_that_no_row_can_make_is_asked_at_once(tmp_path):
 def test_a_metric_that_is_not_there_yet_is_waited_for(tmp_path):
     path = tmp_path / "run.jsonl"
     append(path, lines(1, 30))
-    log = FollowedLog(path, Reading(choices={"metric": "eval/accuracy", "devices": 8.0}))
+    log = FollowedLog(path, Reading({"metric": "eval/accuracy", "devices": 8.0}))
     assert kinds(log) == ["waiting"] and "eval/accuracy" in log.detail
     rows = [{"step": step, "eval/accuracy": level(step)} for step in range(5, 31, 5)]
     append(path, "".join(json.dumps(one) + "\n" for one in rows))
@@ -279,7 +279,7 @@ def test_bounds_of_the_values_so_far_move_while_the_run_climbs(tmp_path):
     append(path, lines(13, 300, low=-5, high=30))
     log.look()
     assert not log.source.about_bounds
-    given = FollowedLog(path, Reading(choices={"devices": 8.0}, bounds=(-5, 40)))
+    given = FollowedLog(path, Reading({"devices": 8.0, "bounds": (-5, 40)}))
     given.look()
     assert not given.source.about_bounds
 
