@@ -5,6 +5,7 @@ Axes in names: N rows of the log, E points.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,22 +15,26 @@ from numpy.typing import NDArray
 from scalerl.importers.choose import Candidate
 from scalerl.importers.dialect import Dialect, match
 from scalerl.importers.dialects import (
+    CLOCK_WITH_UNIT,
     GENERAL_CLOCKS,
-    GENERAL_HOURS,
     GENERAL_MILLISECONDS,
     GENERAL_RATES,
     GENERAL_SECONDS,
     GENERAL_STEP_TOKENS,
     GENERAL_TOKENS,
+    UNIT_SECONDS,
     verl_devices,
 )
 from scalerl.importers.join import Spent, includes, spent_by_counter, spent_by_step, summed
 from scalerl.tables.names import AXES
-from scalerl.tables.table import Array, Table
+from scalerl.tables.table import Array, Table, key
 
-TOTALS = {"device_hours": ("device_hours", "gpu_hours", "gpu_h", "accelerator_hours"), "flops": ("flops",),
-         "compute": ("compute",)}  # fmt: skip
-"""Columns of a table with the compute used so far, by axis."""
+DEVICE = r"(?:gpu|device|accelerator|tpu|[abhlv]\d{2,3})s?"
+DEVICE_HOURS = re.compile(rf"(?:.*_)?{DEVICE}_?(?:h|hrs?|hours)")
+"""Name of a column with the device-hours so far, as `plain_key` writes it."""
+
+NO_CLOCK = re.compile(rf"(?:.*_)?(?:{DEVICE}|nodes?|cores?|cpus?)_.*")
+"""Hours of these are not hours of a clock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,17 +208,33 @@ def general_seconds(table: Table, ends_N: Array, dialect: Dialect, pulse: str) -
             seconds_N = 1.0 / table.column(column)
         if (spent := spent_by_step(ends_N, seconds_N, "time")) is not None:
             return Amount(spent, f"1 / {column}, summed")
-    for name in (*GENERAL_CLOCKS, *GENERAL_HOURS):
+    for name in GENERAL_CLOCKS:
         if (column := table.find(name)) is None:
             continue
-        unit = GENERAL_HOURS.get(name, 1.0)
-        if (amount := clock(table, ends_N, column, pulse, unit)) is not None:
+        if (amount := clock(table, ends_N, column, pulse)) is not None:
             return amount
         if name in ("time", "seconds", "time_s", "train_time", "training_time", "total_time"):
             value_N = table.column(column)
             if not grows(value_N[np.isfinite(value_N)]):
                 return step_seconds(table, ends_N, dialect, column, value_N)
+    for column in table.names:
+        match_of_name = CLOCK_WITH_UNIT.fullmatch(plain_key(column))
+        if match_of_name and match_of_name.lastgroup and not NO_CLOCK.fullmatch(plain_key(column)):
+            amount = clock(table, ends_N, column, pulse, UNIT_SECONDS[match_of_name.lastgroup])
+            if amount is not None:
+                return amount
     return None
+
+
+def plain_key(name: str) -> str:
+    """Return `table.key` of a name without brackets: `Wall Clock (min)` is wall_clock_min."""
+    return key(re.sub(r"[()\[\]]", " ", name))
+
+
+def counts_up(table: Table, column: str) -> bool:
+    """Return whether no value of a column is below the one before it."""
+    values = table.cells[column][1]
+    return bool((np.diff(values[np.isfinite(values)]) >= 0).all())
 
 
 def grows(values: Array) -> bool:
@@ -293,9 +314,13 @@ def total_columns(table: Table, dialect: Dialect, columns: Mapping[str, str]) ->
     """Return columns with totals that are taken unchanged, by axis."""
     totals = {axis: columns[axis] for axis in ("device_hours", "flops") if axis in columns}
     if not dialect.marks:
-        for axis, names in TOTALS.items():
-            if axis not in totals and (column := table.first(names)) is not None:
-                totals[axis] = column
+        hours = [name for name in table.names if DEVICE_HOURS.fullmatch(plain_key(name)) and counts_up(table, name)]
+        found = {
+            "device_hours": next(iter(hours), None),
+            "flops": table.find("flops"),
+            "compute": table.find("compute"),
+        }
+        totals |= {axis: column for axis, column in found.items() if column and axis not in totals}
     return totals
 
 

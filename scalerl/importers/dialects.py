@@ -5,6 +5,7 @@ A dialect holds for all forms of a log, because loggers only change the spelling
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -100,7 +101,9 @@ PRIME_RL = Dialect(
         "progress/total_(samples|problems|rollouts|tasks)", "progress/ckpt_step", "eval/<x>/policy_version",
         "eval/<x>/(all/|effective/)?(<y>/)?(avg|pass)@<n>", "(effective_batch_size|solve_none|solve_all)/all",
         "train/agg/<x>", "train/<x>/(all|effective)/<y>/mean", "time/wait_for_(policy|ckpt|batch)",
+        "Seq. Length", "Async Level", "Max. Off-Policy Level",  # of the console
     ),
+    extends=("trl",),  # the console's "Completion Length"
     steps=(("step",), ("_step",)),
     metrics=(
         # `effective` leaves out rollouts that failed for reasons outside the model
@@ -113,6 +116,10 @@ PRIME_RL = Dialect(
         ("reward/(all/)?mean", TRAINING),
         ("train/<task>/all/(<agent>/)?reward/mean", MINOR),
         ("train/<task>/effective/(<agent>/)?reward/mean", MINOR),
+        ("Avg@<n>", HELD_OUT),
+        ("Val. Reward", HELD_OUT),
+        ("Pass@<n>", OTHER),
+        ("Reward", TRAINING),
     ),
     about="time/step of the orchestrator without evaluation and checkpoints",
     seconds=("time/step",),
@@ -380,11 +387,13 @@ GENERAL_CLOCKS = (
     "created_at", "wall time", "time/total", "unix_time", "@line_time",
 )  # fmt: skip
 """Seconds since some start, or dates, best first."""
-GENERAL_HOURS = {"elapsed_hours": 3600.0, "hours": 3600.0, "elapsed_h": 3600.0, "wall_hours": 3600.0,
-                 "elapsed_min": 60.0,
-                 "elapsed_minutes": 60.0, "minutes": 60.0, "time_min": 60.0, "time_h": 3600.0, "elapsed_ms": 1e-3,
-                 "timestamp_ms": 1e-3, "time_ms": 1e-3}  # fmt: skip
-"""Clocks in other units, with the seconds of their unit."""
+CLOCK_WITH_UNIT = re.compile(
+    r"(?:.*_)?(?:elapsed|wall|wall_?clock|time|(?:wall|run)time|time_elapsed|timestamp)_"
+    r"(?:(?P<ms>ms)|(?P<s>s|secs?|seconds)|(?P<min>m|mins?|minutes)|(?P<h>h|hrs?|hours)|(?P<d>d|days?))"
+    r"|(?:.*_)?(?P<only_min>minutes)|(?:.*_)?(?P<only_h>hours)"
+)
+"""Name of a clock that ends in its unit, as `table.key` writes it without brackets: elapsed_hours, wall_clock_min."""
+UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "only_min": 60.0, "h": 3600.0, "only_h": 3600.0, "d": 86400.0}
 GENERAL_TOKENS = ("num_tokens", "total_tokens", "tokens", "tokens_seen", "num_input_tokens_seen", "cumulative_tokens",
                   "total_num_tokens", "train/num_tokens", "tokens_total", "n_tokens", "num_tokens_seen",
                   "consumed_tokens",

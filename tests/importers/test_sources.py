@@ -239,3 +239,37 @@ def test_one_run_of_several_in_a_file_is_chosen_by_its_name(tmp_path, text):
         read(path)
     with pytest.raises(CurveError, match="'fats'"):
         read(path, run="fats")
+
+
+@pytest.mark.parametrize(("column", "hours"), [
+    ("elapsed_hours", 2.0), ("Wall Clock (min)", 120.0), ("timing/elapsed_s", 7200.0), ("Time elapsed [hrs]", 2.0),
+    ("run_time_ms", 7.2e6), ("train/wall_minutes", 120.0), ("days", None), ("cpu-hours", None), ("node_hours", None),
+    ("GPU hours", 16.0), ("H100-hours", 16.0), ("train/total_gpu_h", 16.0), ("accelerator_hours", 16.0),
+])  # fmt: skip
+def test_hours_of_a_clock_are_multiplied_and_hours_of_devices_are_not(tmp_path, column, hours):
+    """Two hours of eight devices, in the unit that a column's name has; None: it is neither."""
+    last = 1.0 if hours is None else hours
+    rows = [f"{10 * n},{last * n / 8:g},{n / 20}" for n in range(9)]
+    (tmp_path / "log.csv").write_text("\n".join([f"step,{column},val_acc", *rows]) + "\n")
+    log = read(tmp_path / "log.csv", devices=8)
+    if hours is None:
+        assert log.axis == "step"
+    else:
+        assert log.axis == "device_hours" and log.rows[-1]["device_hours"] == pytest.approx(16.0)
+
+
+def test_the_console_of_prime_rl_is_not_taken_for_trl(tmp_path):
+    """Both print a completion length."""
+    lines = []
+    for step in range(30):
+        lines.append(
+            f"12:00:{step:02d}    INFO [Orchestrator] Step {step} | Time: 40.00s | Reward: {step / 60:.4f} | "
+            f"Seq. Length: 812.3 tokens/sample | Async Level: 1 | Max. Off-Policy Level: 2"
+        )
+        if step % 5 == 0:
+            score = f"Avg@4={step / 50:.4f}, Completion Length: 800.12"
+            lines.append(f"12:00:{step:02d}    INFO [Orchestrator] Evaluated math500 in 33.20s ({score})")
+    (tmp_path / "orchestrator.log").write_text("\n".join(lines) + "\n")
+    log = read(tmp_path / "orchestrator.log", devices=8)
+    assert (log.trainer, log.metric, log.training) == ("prime-rl", "Avg@4", False)
+    assert [row["pass_rate"] for row in log.rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
