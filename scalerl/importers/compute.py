@@ -27,11 +27,23 @@ from scalerl.importers.dialects import (
 )
 from scalerl.importers.join import Spent, includes, spent_by_counter, spent_by_step, summed
 from scalerl.tables.names import AXES
-from scalerl.tables.table import Array, Table, key
+from scalerl.tables.table import WRAPPERS, Array, Table, key
 
 DEVICE = r"(?:gpu|device|accelerator|tpu|[abhlv]\d{2,3})s?"
-DEVICE_HOURS = re.compile(rf"(?:.*_)?{DEVICE}_?(?:h|hrs?|hours)")
-"""Name of a column with the device-hours so far, as `plain_key` writes it."""
+WRAPPED = rf"(?:(?:{'|'.join(WRAPPERS)})_)?"
+TOTALS = {
+    "device_hours": (
+        re.compile(rf"(?:.*_)?{DEVICE}_?(?:(?P<h>h|hrs?|hours)|(?P<d>days?)|(?P<min>min|minutes))"),
+        {"h": 1.0, "d": 24.0, "min": 1 / 60},
+    ),
+    "flops": (re.compile(rf"{WRAPPED}flops"), {"": 1.0}),
+    "tokens": (
+        re.compile(r"(?:.*_)?tokens_(?:in_)?(?:(?P<k>k|thousands?)|(?P<m>m|millions?)|(?P<b>b|billions?))"),
+        {"k": 1e3, "m": 1e6, "b": 1e9},
+    ),
+    "compute": (re.compile(rf"{WRAPPED}compute"), {"": 1.0}),
+}
+"""Names of columns with the compute so far, as `plain_key` writes them, and the factors of their units, by axis."""
 
 NO_CLOCK = re.compile(rf"(?:.*_)?(?:{DEVICE}|nodes?|cores?|cpus?)_.*")
 """Hours of these are not hours of a clock."""
@@ -105,8 +117,8 @@ def compute_of(
     if seconds is not None and count is not None:
         cells["device_hours"] = seconds.spent.by(at_E) * count / 3600
     totals = total_columns(table, dialect, columns)
-    for axis, column in totals.items():
-        cell_E = table.column(column)[picked_E]
+    for axis, (column, factor) in totals.items():
+        cell_E = factor * table.column(column)[picked_E]
         if np.isfinite(cell_E).any():
             cells[axis] = cell_E
     best = next((name for name in AXES if name in cells), "step")
@@ -310,23 +322,22 @@ def counter(table: Table, ends_N: Array, column: str, pulse: str) -> Amount | No
 # ------------------------------------------------------------------------------------------------------------ origins
 
 
-def total_columns(table: Table, dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return columns with totals that are taken unchanged, by axis."""
-    totals = {axis: columns[axis] for axis in ("device_hours", "flops") if axis in columns}
-    if not dialect.marks:
-        hours = [name for name in table.names if DEVICE_HOURS.fullmatch(plain_key(name)) and counts_up(table, name)]
-        found = {
-            "device_hours": next(iter(hours), None),
-            "flops": table.find("flops"),
-            "compute": table.find("compute"),
-        }
-        totals |= {axis: column for axis, column in found.items() if column and axis not in totals}
+def total_columns(table: Table, dialect: Dialect, columns: Mapping[str, str]) -> dict[str, tuple[str, float]]:
+    """Return columns with totals, by axis, each with the factor of its unit."""
+    totals = {axis: (columns[axis], 1.0) for axis in ("device_hours", "flops") if axis in columns}
+    if dialect.marks:
+        return totals
+    for name in table.names:
+        for axis, (pattern, factors) in TOTALS.items():
+            match_of_name = pattern.fullmatch(plain_key(name))
+            if match_of_name and axis not in totals and counts_up(table, name):
+                totals[axis] = name, factors[match_of_name.lastgroup or ""]
     return totals
 
 
 def origin_of(
     axis: str,
-    totals: Mapping[str, str],
+    totals: Mapping[str, tuple[str, float]],
     seconds: Amount | None,
     tokens: Amount | None,
     count: float | None,
@@ -335,7 +346,7 @@ def origin_of(
     """Return where the compute came from, and why no better axis was used; `--devices` is never ignored silently."""
     unused = f"; --devices {devices:g} changes nothing" if devices is not None else ""
     if axis in totals:
-        return f"the column {totals[axis]}{unused}"
+        return f"the column {totals[axis][0]}{unused}"
     if axis == "device_hours" and seconds is not None:
         return (
             f"{seconds.origin}; times {count:g} devices, {'as given' if devices is not None else 'by perf/throughput'}"

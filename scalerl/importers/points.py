@@ -169,7 +169,7 @@ def of_tables(
     name, notes = table.name, [*table.notes]
     dialect = find_dialect(source, table)
     columns = found_columns(table, dict(columns or {}))
-    table = with_tasks(table, columns.get("task"))
+    table = with_steps(with_tasks(table, columns.get("task")))
     dialect = with_columns(dialect, columns)
     candidate = choose(table, dialect, metric, task)
     step_N, note = steps(table, dialect, candidate)
@@ -304,6 +304,36 @@ def metric_rows(table: Table, candidate: Candidate) -> NDArray[np.intp]:
 
 
 # -------------------------------------------------------------------------------------------------------------- steps
+
+STEP_WORD = re.compile(r"(?P<name>.*?)(?P<number>\d+(?:\.\d+)?) ?(?P<unit>[kKmM]?)")
+"""A step as text: `checkpoint-200`, `step_200`, `2.5k`."""
+
+STEP_COLUMNS = (
+    "step",
+    "steps",
+    "global_step",
+    "checkpoint",
+    "checkpoints",
+    "ckpt",
+    "checkpoint_name",
+    "iteration",
+    "iter",
+)
+"""Columns with such text, as `table.key` writes them."""
+
+
+def with_steps(table: Table) -> Table:
+    """Return a table with a column `step`, if its steps are text of one form and it has none as numbers."""
+    if steps_of(table, GENERAL_STEPS[:1]):
+        return table
+    for column in (name for name in table.words if key(name) in STEP_COLUMNS):
+        matches = [STEP_WORD.fullmatch(word) for word in table.words[column].words]
+        if all(matches) and len({match["name"] for match in matches if match}) == 1:
+            sizes = [float(m["number"]) * {"k": 1e3, "m": 1e6}.get(m["unit"].lower(), 1.0) for m in matches if m]
+            index, codes = table.words[column].index, table.words[column].codes
+            return replace(table, cells={**table.cells, "step": (index, np.array(sizes)[codes])})
+    return table
+
 
 STEPLESS = "steps are counted from the rows with {}, because {}"
 

@@ -37,6 +37,12 @@ SCORE = re.compile(
     r"|(?:^|_)f1(?:_|$)|(?:^|_)metric$"
 )
 """Words of a mean score, in a name as `table.key` writes it."""
+BENCHMARK = re.compile(
+    r"(?:^|_)(?:math|aime|amc|gsm_?8k|minerva|olympiad|hmmt|brumo|gpqa|mmlu|arc|bbh|ifeval|countdown|code|coding|humaneval|"
+    r"mbpp|livecodebench|lcb|swe_?bench|codeforces|hotpotqa|triviaqa|squad|drop|hellaswag|sudoku|wordle|alfworld|webshop)"
+    r"(?:_?(?:bench|diamond|pro|plus|hard|verified|lite|v?\d+))*"
+)
+"""Names of benchmarks, which with a word of evaluation are those of a score: `eval/aime_2024`."""
 NO_SCORE = re.compile(
     r"loss|kl(?:_|$)|entropy|perplexity|ppl|runtime|time|second|length|(?:^|_)len(?:_|$)|token|learning|(?:^|_)lr(?:_|$)"
     r"|grad|norm|(?:^|_)std|stderr|(?:^|_)var(?:_|$)|(?:^|_)min(?:_|$)|(?:^|_)max(?:_|$)|median|count|(?:^|_)num|(?:^|_)n_"
@@ -60,7 +66,8 @@ BARE_TRAINING = re.compile(
 def is_score(name: str) -> bool:
     """Return whether a name is that of a mean score."""
     plain = key(name)
-    return bool(SCORE.search(plain)) and not NO_SCORE.search(plain)
+    named = SCORE.search(plain) or (is_evaluation(name) and re.search(rf"{BENCHMARK.pattern}$", plain))
+    return bool(named) and not NO_SCORE.search(plain)
 
 
 def rank_of(name: str) -> int | None:

@@ -245,6 +245,7 @@ def test_one_run_of_several_in_a_file_is_chosen_by_its_name(tmp_path, text):
     ("elapsed_hours", 2.0), ("Wall Clock (min)", 120.0), ("timing/elapsed_s", 7200.0), ("Time elapsed [hrs]", 2.0),
     ("run_time_ms", 7.2e6), ("train/wall_minutes", 120.0), ("days", None), ("cpu-hours", None), ("node_hours", None),
     ("GPU hours", 16.0), ("H100-hours", 16.0), ("train/total_gpu_h", 16.0), ("accelerator_hours", 16.0),
+    ("gpu_days", 2 / 3), ("A100 minutes", 960.0),
 ])  # fmt: skip
 def test_hours_of_a_clock_are_multiplied_and_hours_of_devices_are_not(tmp_path, column, hours):
     """Two hours of eight devices, in the unit that a column's name has; None: it is neither."""
@@ -273,3 +274,32 @@ def test_the_console_of_prime_rl_is_not_taken_for_trl(tmp_path):
     log = read(tmp_path / "orchestrator.log", devices=8)
     assert (log.trainer, log.metric, log.training) == ("prime-rl", "Avg@4", False)
     assert [row["pass_rate"] for row in log.rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+@pytest.mark.parametrize(("words", "steps"), [
+    (["0k", "2k", "4.5k", "8k", "9k"], [0, 2000, 4500, 8000, 9000]),
+    (["checkpoint-50", "checkpoint-100", "checkpoint-200", "checkpoint-400", "checkpoint-800"], [50, 100, 200, 400, 800]),
+])  # fmt: skip
+def test_steps_that_are_text_are_steps(tmp_path, words, steps):
+    """They were counted from 1, so that unequal gaps became equal."""
+    column = "step" if words[0] == "0k" else "checkpoint"
+    rows = [f"{word},{n / 10}" for n, word in enumerate(words)]
+    (tmp_path / "log.csv").write_text("\n".join([f"{column},val_acc", *rows]) + "\n")
+    assert [row["step"] for row in read(tmp_path / "log.csv").rows] == steps
+
+
+def test_tokens_in_billions_are_the_compute(tmp_path):
+    rows = [f"{n * n / 10},{n / 10}" for n in range(6)]
+    (tmp_path / "log.csv").write_text("\n".join(["tokens (B),val_acc", *rows]) + "\n")
+    log = read(tmp_path / "log.csv")
+    assert log.axis == "tokens" and [row["tokens"] for row in log.rows] == pytest.approx(
+        [0, 1e8, 4e8, 9e8, 1.6e9, 2.5e9]
+    )
+
+
+@pytest.mark.parametrize("name", ["eval/math", "val_aime_2024", "test/gpqa_diamond", "eval/MATH-500"])
+def test_an_evaluation_on_a_benchmark_is_a_score_before_the_reward_of_training(tmp_path, name):
+    rows = [{"step": n, "train/reward": n / 100, **({name: n / 60} if n % 5 == 0 else {})} for n in range(40)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    log = read(tmp_path / "log.jsonl")
+    assert (log.metric, log.training, len(log.rows)) == (name, False, 8)
