@@ -55,6 +55,8 @@ def bounds_of(table: Table, dialect: Dialect, metric: str, bounds: Bounds | None
     for text, limits in dialect.ranges:
         if match(text, metric) and not len(outside_of(value_E, *limits, 1e-9)):
             return limits, f"the range of this metric in {dialect.title}", []
+    if (total := total_of(table, metric)) is not None:
+        return (0.0, total[1]), f"a number of answers, of those in {total[0]}", []
     if fits(value_E, 0.0, 1.0):
         origin = "a share of answers" if SHARE.search(key(metric)) else "the values lie in it"
         if (logged := logged_extremes(table, dialect, metric)) is not None and not fits(np.array(logged), 0.0, 1.0):
@@ -72,6 +74,23 @@ def bounds_of(table: Table, dialect: Dialect, metric: str, bounds: Bounds | None
         least, most = min(logged[0], float(value_E.min())), max(logged[1], float(value_E.max()))
         return rounded_bounds(least, most), "smallest and largest reward in the log, rounded outward", []
     return observed(value_E), FROM_VALUES, []
+
+
+ANSWERS = re.compile(r"(?:.*_)?(?:correct|solved|passed|successes)")
+TOTAL = re.compile(r"(?:.*_)?(?:total|count|n|samples|prompts|questions|problems|examples)(?:_total)?")
+"""Names of a number of right answers and of all answers, as `table.key` writes them."""
+
+
+def total_of(table: Table, metric: str) -> tuple[str, float] | None:
+    """Return the column with the number of all answers, and that number, if the metric counts the right ones."""
+    count_N, rows_N = table.column(metric), table.present(metric)
+    if not ANSWERS.fullmatch(key(metric)) or (count_N[rows_N] % 1).any() or count_N[rows_N].max() <= 1:
+        return None
+    for name in table.names:
+        total_E = table.column(name)[rows_N]
+        if TOTAL.fullmatch(key(name)) and np.ptp(total_E) == 0 and (total_E >= count_N[rows_N]).all():
+            return name, float(total_E[0])
+    return None
 
 
 def fits(value_E: Array, low: float, high: float) -> bool:

@@ -173,6 +173,7 @@ def of_tables(
     dialect = with_columns(dialect, columns)
     candidate = choose(table, dialect, metric, task)
     step_N, note = steps(table, dialect, candidate)
+    step_N = before_training(step_N, metric_rows(table, candidate))
     if len(tables) > 1 and not chosen_run:
         check_parts([part.size for part in tables], table, candidate, step_N, paths)
     divided_run = None if chosen_run else run
@@ -365,7 +366,25 @@ def steps(table: Table, dialect: Dialect, candidate: Candidate) -> tuple[Array, 
         if not is_step and (step_N[np.isfinite(step_N)] % 1).any():  # shares of an epoch: TRL's console has no step
             return counted(table, pulse), STEPLESS.format(pulse, "the log has no step")
         return step_N, "" if is_step else "steps are epochs, because the log has no other step"
+    if groups and np.isfinite(step_N).sum() > 1 and not candidate.training:
+        return carried(step_N), "evaluations have no step in their rows and take that of the row before"
     return counted(table, pulse), STEPLESS.format(pulse, "the log has no step")
+
+
+def carried(step_N: Array) -> Array:
+    """Return steps in which a row without one has that of the row before; 0 before the first."""
+    last_N = np.maximum.accumulate(np.where(np.isfinite(step_N), np.arange(len(step_N)), -1))
+    return np.where(last_N < 0, 0.0, step_N[last_N])
+
+
+def before_training(step_N: Array, rows: NDArray[np.intp]) -> Array:
+    """Return steps in which the only evaluation at a negative step, -1, is the one before training, at 0."""
+    steps = step_N[rows]
+    if (steps < 0).sum() != 1 or steps.min() != -1 or (steps == 0).any():
+        return step_N
+    step_N = step_N.copy()
+    step_N[rows[np.argmin(steps)]] = 0.0
+    return step_N
 
 
 EPOCHS = ("epoch", "epochs", "current_epoch", "cur_epoch", "epoch_idx", "epoch_id", "epoch_num", "train/epoch")

@@ -47,6 +47,7 @@ NO_SCORE = re.compile(
     r"loss|kl(?:_|$)|entropy|perplexity|ppl|runtime|time|second|length|(?:^|_)len(?:_|$)|token|learning|(?:^|_)lr(?:_|$)"
     r"|grad|norm|(?:^|_)std|stderr|(?:^|_)var(?:_|$)|(?:^|_)min(?:_|$)|(?:^|_)max(?:_|$)|median|count|(?:^|_)num|(?:^|_)n_"
     r"|memory|clip|chosen|rejected|margin|penalty|violation|refuse|error|advantage|baseline|value|zero|positive|threshold"
+    r"|(?:^|_)(?:ci\d*|conf)(?:_|$)|_(?:low|high|lower|upper|lo|hi|lb|ub|lcb|ucb)$"
     r"|hist|coef|weight|scale|total_sum|trunc|version|epoch|(?:^|_)step|hit|frac|filter|unsolved|percentile|p\d\d$|running|calculation|(?:^|_)sum(?:_|$)|_per_"
 )
 """Words of what is no mean score: losses, times, lengths, spreads, extremes, counts."""

@@ -29,7 +29,7 @@ MOST_WORDS = 2_000
 LONGEST_WORD = 120
 """Characters of the longest cell that is read; longer ones are completions or prompts."""
 
-HUGE = 1e300
+HUGE = 1e150
 """Number beyond which a cell of a log is no measurement."""
 
 DEEPEST_COLUMNS = 12

@@ -278,7 +278,7 @@ def test_the_console_of_prime_rl_is_not_taken_for_trl(tmp_path):
 
 @pytest.mark.parametrize(("words", "steps"), [
     (["0k", "2k", "4.5k", "8k", "9k"], [0, 2000, 4500, 8000, 9000]),
-    (["checkpoint-50", "checkpoint-100", "checkpoint-200", "checkpoint-400", "checkpoint-800"], [50, 100, 200, 400, 800]),
+    ([f"checkpoint-{step}" for step in (50, 100, 200, 400, 800)], [50, 100, 200, 400, 800]),
 ])  # fmt: skip
 def test_steps_that_are_text_are_steps(tmp_path, words, steps):
     """They were counted from 1, so that unequal gaps became equal."""
@@ -303,3 +303,36 @@ def test_an_evaluation_on_a_benchmark_is_a_score_before_the_reward_of_training(t
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     log = read(tmp_path / "log.jsonl")
     assert (log.metric, log.training, len(log.rows)) == (name, False, 8)
+
+
+def test_evaluations_without_a_step_have_that_of_the_row_before(tmp_path):
+    rows = []
+    for step in range(1, 31):
+        rows.append({"step": step, "reward": step / 100})
+        if step % 5 == 0:
+            rows.append({"eval_accuracy": step / 60})
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, [{"eval_accuracy": 0.0}, *rows])) + "\n")
+    log = read(tmp_path / "log.jsonl")
+    assert [row["step"] for row in log.rows] == [0, 5, 10, 15, 20, 25, 30]
+    assert "take that of the row before" in log.notes[0]
+
+
+def test_one_evaluation_at_step_minus_one_is_the_one_before_training(tmp_path):
+    rows = [f"{step},{max(step, 0) / 100}" for step in (-1, 9, 19, 29, 39, 49)]
+    (tmp_path / "log.csv").write_text("\n".join(["step,eval_acc", *rows]) + "\n")
+    assert [row["step"] for row in read(tmp_path / "log.csv").rows] == [0, 9, 19, 29, 39, 49]
+
+
+def test_a_mean_is_chosen_before_the_ends_of_its_interval(tmp_path):
+    rows = [f"{step},{step / 100 + 0.1},{step / 100 - 0.02},{step / 100}" for step in range(10, 60, 10)]
+    (tmp_path / "log.csv").write_text("\n".join(["step,val_acc_ci_high,val_acc_ci_low,val_acc_mean", *rows]) + "\n")
+    assert read(tmp_path / "log.csv").metric == "val_acc_mean"
+
+
+@pytest.mark.parametrize(("total", "bounds"), [(80, (0.0, 80.0)), (500, (0.0, 500.0))])
+def test_a_number_of_right_answers_ends_at_the_number_of_all(tmp_path, total, bounds):
+    """A number up to 100 was taken for a percentage."""
+    rows = [f"{step},{10 + step},{total}" for step in range(0, 60, 10)]
+    (tmp_path / "log.csv").write_text("\n".join(["step,val_correct,val_total", *rows]) + "\n")
+    log = read(tmp_path / "log.csv")
+    assert (log.metric, log.bounds) == ("val_correct", bounds)
