@@ -36,8 +36,6 @@ def frontier_parser() -> Parser:
     parser.add_argument("--vary", required=True, metavar="FIELD,...", help=words)
     words = "compute of one run, in the unit of the axis"
     parser.add_argument("--budget", required=True, type=number, metavar="C", help=words)
-    words = "the budget is in device-hours; the same as --compute device_hours"
-    parser.add_argument("--hours", dest="compute", action="store_const", const="device_hours", help=words)
     words = "CSV file with a column run, the path or name of a run, and a column for each setting"
     parser.add_argument("--settings", type=Path, metavar="FILE", help=words)
     words = "another setting to predict and to choose from: its values in the order of --vary; may be repeated"

@@ -278,7 +278,7 @@ def test_the_command_reads_the_settings_of_runs_and_prints_documented_keys(tmp_p
     assert "for 8000 FLOPs: width 64, prompts_per_step" in page.read_text()
     code, _, error = call(capsys, *words, "--budget", 8000, "-o", tmp_path / "r0/run.json")
     assert code == 2 and "is not an HTML page" in error
-    code, out, _ = call(capsys, *words[:-1], "model.width", "--budget", 8, "--hours")
+    code, out, _ = call(capsys, *words[:-1], "model.width", "--budget", 8, "--compute", "device_hours")
     assert code == 0 and "the runs also differ in recipe.prompts_per_step" in out
     code, _, error = call(capsys, *words[:-1], "model.with", "--budget", 8)
     assert code == 2 and "did you mean 'model.width'" in error
