@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -26,7 +27,7 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
-from scalerl.rollouts.engine import Engine, EngineWrapper, Finished, Occupancy, Request
+from scalerl.rollouts.engine import Engine, ExactEngine, Finished, InnerEngine, Occupancy, Request
 from scalerl.tasks import code, turns
 from scalerl.tasks.custom import create
 from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
@@ -126,7 +127,7 @@ def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
     )
 
 
-class TurnEngine(EngineWrapper):
+class TurnEngine(InnerEngine):
     """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
 
     def __init__(self, inner: Engine, request_reply: RequestReply, text: TokenText) -> None:
@@ -164,20 +165,17 @@ class TurnEngine(EngineWrapper):
         self.inner.cancel(ids)
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Poll the inner engine, ask environments about finished turns, and use their replies.
-
-        A deterministic engine uses a reply `reply_ticks` polls after its request, whenever it arrived.
-        """
+        """Poll the inner engine, ask environments about finished turns, and use their replies."""
         if self._pending and timeout_s and not self.inner.occupancy().busy:
             time.sleep(timeout_s)
         self._tick += 1
         done = [end for finished in self.inner.poll(timeout_s) for end in self._turn_ended(finished)]
-        arrived = [
-            id
-            for id, (reply, _) in self._pending.items()
-            if (self._episodes[id].due <= self._tick if self.inner.deterministic else reply.done())
-        ]
-        return done + [end for id in arrived for end in self._replied(self._episodes[id], *self._pending.pop(id))]
+        used = self._due()
+        return done + [end for id in used for end in self._replied(self._episodes[id], *self._pending.pop(id))]
+
+    def _due(self) -> list[tuple[int, int]]:
+        """Return the rollouts whose reply is used now."""
+        return [id for id, (reply, _) in self._pending.items() if reply.done()]
 
     def _turn_ended(self, finished: Finished) -> Iterable[Finished]:
         episode, turn = self._episodes.get(finished.id), finished.rollout
@@ -240,16 +238,27 @@ class TurnEngine(EngineWrapper):
         )  # fmt: skip
         return Finished(episode.id, episode.rollout(outcome))
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the inner engine's state and the rollouts under way, or None; replies are asked for again.
+
+class ExactTurnEngine(TurnEngine):
+    """Adds turns to an exact engine: a reply is used `reply_ticks` steps after its request, whenever it arrived."""
+
+    inner: ExactEngine
+
+    def begin(self) -> None:
+        """Begin a decode step."""
+        self.inner.begin()
+
+    def _due(self) -> list[tuple[int, int]]:
+        return [id for id in self._pending if self._episodes[id].due <= self._tick]
+
+    def state(self) -> dict[str, Any]:
+        """Return the inner engine's state and the rollouts under way; replies are asked for again.
 
         Rollouts that wait for a reply come first, in the order of their requests: replies of one step are used in it.
         """
-        inner, order = self.inner.state(), dict.fromkeys([*self._pending, *self._episodes])
-        if inner is None:
-            return None
+        order = dict.fromkeys([*self._pending, *self._episodes])
         episodes = [to_plain(self._episodes[id]) for id in order]
-        return {"inner": inner, "tick": self._tick, "episodes": episodes}
+        return {"inner": self.inner.state(), "tick": self._tick, "episodes": episodes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -311,10 +320,15 @@ class ReplyPool:
             future.set_result(reply) if isinstance(reply, Reply) else future.set_exception(reply)
 
 
-def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Scoring) -> Sequence[Sequence[Engine]]:
-    """Add turns to engines, whose environments share one pool of processes."""
-    request_reply = ReplyPool(settings).request
-    return [[TurnEngine(engine, request_reply, text) for engine in pair] for pair in pairs]
+def with_turns(text: TokenText, settings: Scoring) -> Callable[[Engine], Engine]:
+    """Return a function that adds turns to engines, whose environments share one pool of processes."""
+    return partial(turn_engine, request_reply=ReplyPool(settings).request, text=text)
+
+
+def turn_engine(inner: Engine, request_reply: RequestReply, text: TokenText) -> TurnEngine:
+    """Add turns to an engine; arguments as for `TurnEngine`. Around an exact engine, the result is one."""
+    kind = ExactTurnEngine if isinstance(inner, ExactEngine) else TurnEngine
+    return kind(inner, request_reply, text)
 
 
 def with_replies(prompts: Sequence[Prompt], capacity: int) -> tuple[int, bool]:
