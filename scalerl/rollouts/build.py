@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
 from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, EnginePair, ExactEngine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.slot_engine import SlotEngine
-from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.served import EngineHandle, Restarter
@@ -132,11 +130,8 @@ class EngineSpec:
         engine, parts = self.generator.placement.engine, self._parts()
         if isinstance(engine, Custom):
             return engine_pair(engine, parts, self.generator.placement, self.name)
-        policy = self.generator.load_policy()
-        training = self._torch_engine(policy, parts)(slots=parts.slots)
-        evaluated, fit = self._evaluated(policy)
-        evaluating = self._torch_engine(policy, parts)(slots=evaluated, lender=training, spare_rows=max(1, fit))
-        return EnginePair(training, evaluating)
+        training, (evaluated, fit) = parts.torch_engine(), self._evaluated(parts.load_policy())
+        return EnginePair(training, parts.torch_engine(evaluated, lender=training, spare_rows=max(1, fit)))
 
     def evaluator(self) -> tuple[ExactEngine, Policy]:
         """Make an engine that only evaluates, with a cache of its own, and a policy whose weights may be replaced.
@@ -145,9 +140,11 @@ class EngineSpec:
         training may, so that it draws the same tokens.
         """
         engine, parts = self.generator.placement.engine, self._parts()
-        policy = self.generator.load_policy()
+        policy = parts.load_policy()
         if isinstance(engine, Custom):
-            engine_or_handle = make_engine(engine, replace(parts, evaluating=True))
+            # with a model of its own, because the replay loads weights into the other one
+            own = replace(parts, evaluating=True, load_policy=self.generator.load_policy)
+            engine_or_handle = make_engine(engine, own)
             if isinstance(engine_or_handle, EngineHandle):
                 engine_or_handle.stop()
                 raise ConfigError(
@@ -156,12 +153,12 @@ class EngineSpec:
                 )
             evaluator: ExactEngine = engine_or_handle
             return evaluator, policy
-        return self._torch_engine(policy, parts)(slots=self._evaluated(policy)[0]), policy
+        return parts.torch_engine(self._evaluated(policy)[0]), policy
 
     def _parts(self) -> EngineParts:
         generator, recipe = self.generator, self.generator.recipe
         return EngineParts(
-            load_policy=generator.load_policy,
+            load_policy=cache(generator.load_policy),
             model_path=generator.policy.path,
             slots=self.slots,
             prompt_tokens=generator.longest_prompt,
@@ -170,12 +167,6 @@ class EngineSpec:
             receive=self.channel.receive,
             seed=generator.generation.seed,
         )
-
-    def _torch_engine(self, policy: Policy, parts: EngineParts) -> Callable[..., SlotEngine]:
-        return partial(
-            torch_engine, policy, prompt_tokens=parts.prompt_tokens, rule=parts.rule, sampling=parts.sampling,
-            receive=parts.receive,
-        )  # fmt: skip
 
     def _evaluated(self, policy: Policy) -> tuple[int, int]:
         """Return the sequences that an evaluation decodes together, and how many fit in EVALUATION_CACHE."""

@@ -14,7 +14,7 @@ from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import EnginePair, EngineWrapper, ExactEngine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.slot_engine import Receive
+from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.served import EngineHandle, Restarter
 
@@ -52,16 +52,17 @@ class EngineParts:
     seed: int = 0
     """Seed of the run."""
 
-    def torch_engine(self) -> ExactEngine:
-        """Return scalerl's PyTorch engine with these parts, to wrap or to compare with."""
+    def torch_engine(self, slots: int = 0, **shared: Any) -> SlotEngine:
+        """Return scalerl's PyTorch engine with these parts, to wrap or to compare with.
+
+        Args:
+            slots: Sequences to decode together; 0: `slots` of the parts.
+            shared: `lender` and `spare_rows` of an engine that uses the cache of another one (torch_engine.py).
+        """
         return torch_engine(
-            self.load_policy(),
-            slots=self.slots,
-            prompt_tokens=self.prompt_tokens,
-            rule=self.rule,
-            sampling=self.sampling,
-            receive=self.receive,
-        )
+            self.load_policy(), slots=slots or self.slots, prompt_tokens=self.prompt_tokens, rule=self.rule,
+            sampling=self.sampling, receive=self.receive, **shared,
+        )  # fmt: skip
 
 
 def make_engine(choice: Custom, parts: EngineParts) -> Any:

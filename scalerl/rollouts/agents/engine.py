@@ -24,6 +24,7 @@ from scalerl.rollouts.agents.connections import Server
 from scalerl.rollouts.agents.conversations import Conversations
 from scalerl.rollouts.agents.endpoint import Endpoint, Session
 from scalerl.rollouts.engine import Engine, ExactEngine, Finished, InnerEngine, Occupancy, Request
+from scalerl.rollouts.turns import ended
 from scalerl.tasks.agents import harness
 from scalerl.tasks.agents.harness import ProgramEnd
 from scalerl.types import AGENT, Outcome, Prompt, Rollout
@@ -253,24 +254,22 @@ def rollout_of(prompt: Prompt, session: Session, report: ProgramEnd, late: int, 
         "disconnects": session.disconnects,
         "late_calls": late,
     }
-    parts = conversations.rollouts()
-    outcome = Outcome(
-        conversations.turns,
-        "problem" if problem else "environment",
-        0.0 if problem else report.reward,
-        problem,
-        {**report.metrics, **{name: float(count) for name, count in counts.items()}},
-        conversations.calls,
-        observed=sum(int((~part["sampled"]).sum()) for part in parts),
-        longest=max((len(turn) for sequence in conversations.sequences for turn in sequence.turns), default=0),
-        waited_s=session.own_s(),
-        rewards=rewards,
+    end: dict[str, Any] = {
+        "ended": "problem" if problem else "environment",
+        "score": 0.0 if problem else report.reward,
+        "problem": problem,
+        "metrics": {**report.metrics, **{name: float(count) for name, count in counts.items()}},
+        "calls": conversations.calls,
+        "waited_s": session.own_s(),
+        "rewards": rewards,
+    }
+    if conversations.turns:
+        return ended(prompt, conversations.sequences, **end)
+    # one token that carries no loss, because a rollout has tokens
+    sequence, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
+    return Rollout(
+        sequence, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, Outcome(0, **end)
     )
-    if not parts:  # one token that carries no loss, because a rollout has tokens
-        sequence, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
-        return Rollout(sequence, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, outcome)
-    first, *others = (Rollout(**part) for part in parts)
-    return replace(first, outcome=outcome, others=tuple(others))
 
 
 NEVER_CALLED = "the program returned the reward {:g} and never called the policy at OPENAI_BASE_URL"
