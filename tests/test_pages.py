@@ -139,7 +139,7 @@ def test_the_table_of_time_limits_has_every_limit_and_only_real_settings(monkeyp
 
 
 PAUSES = {
-    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "COMPILE_S", "CONNECTED_S", "DEAD_AFTER_S", "EVERY_S",
+    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "CONNECTED_S", "DEAD_AFTER_S", "EVERY_S",
     "FIRST_S", "FULL_S", "GATHER_S", "KEPT_S", "LIFE_S", "LOOK_S", "POLL_S", "READING_S", "REDRAW_S", "REPORT_S",
     "RESTING_S", "SEARCH_S", "SLICE_S", "SOON_S", "WAIT_S", "_LOOK_S", "_ORPHANED_S", "_PATIENCE_S", "_SHORTEST_WAIT_S",
 }  # fmt: skip
@@ -147,16 +147,23 @@ PAUSES = {
 
 
 def test_time_limits_stand_in_one_file():
-    """A constant in seconds elsewhere is a pause or an interval; a new limit belongs into the table."""
-    found = set()
+    """A constant in seconds elsewhere is a pause or an interval; a new limit belongs into the table.
+
+    So does one that a call gets as a number of more than a second.
+    """
+    found, numbers = set(), []
     for path in (ROOT / "scalerl").rglob("*.py"):
         if path.name == "limits.py":
             continue
-        for node in ast.parse(path.read_text()).body:
+        tree = ast.parse(path.read_text())
+        given = [k for node in ast.walk(tree) if isinstance(node, ast.Call) for k in node.keywords]
+        limited = [k.value for k in given if k.arg in ("timeout", "timeout_s", "wait_s", "within_s")]
+        numbers += [(path.name, value.value) for value in limited if isinstance(value, ast.Constant)]
+        for node in tree.body:
             targets = node.targets if isinstance(node, ast.Assign) else []
             names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
             found |= {name for name in names if re.fullmatch(r"_?[A-Z_]+_S", name) and "PER_S" not in name}
-    assert found == PAUSES
+    assert found == PAUSES and not [one for one in numbers if (one[1] or 0) > 1]
 
 
 def test_text_in_a_generated_table_stays_text(monkeypatch):

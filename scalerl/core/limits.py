@@ -26,6 +26,14 @@ LOGGER_FINISH_S = 30.0
 PAGE_CLOSE_S = 5.0
 """Seconds in which the server of a page ends."""
 
+# ----------------------------------------------------------------------------------------------------- other processes
+
+MOST_DEATHS = 3
+"""Deaths in a row, without a result in between, of an engine, the evaluation process, a scorer or a process that judges
+completions. It is replaced until then; after the last one, the caller gets an error."""
+PROCESS_END_S = 30.0
+"""Seconds in which the system reports how a process ended whose pipe is closed; a busy machine takes some."""
+
 # ------------------------------------------------------------------------------------------------------ trainer ranks
 
 GROUP_GRACE_S = {"raised": 10.0, "failed": 2.0, "ended": 0.0}
@@ -81,6 +89,8 @@ TEMPLATE_S = 10.0
 """Seconds for rendering one prompt: jinja2's sandbox limits neither time nor memory."""
 SANDBOX_PROBE_S = 60.0
 """Seconds of the program that tests the sandbox at the start of a run."""
+COMPILE_S = 60.0
+"""Seconds of the C compiler; it takes about one."""
 PYTHON_ANSWER_S = 60.0
 """Seconds for an answer of another Python about itself, such as its paths or packages; the machine may be busy."""
 SANDBOX_START_S = 4.0
@@ -94,6 +104,10 @@ SESSION_CLOSE_S = 1.0
 
 DATABASE_S = 60.0
 """Seconds in which a database of MLflow or Trackio must give its next row."""
+DATABASE_LOCK_S = 10.0
+"""Seconds that such a database may be locked by its writer."""
+TRACKER_REQUEST_S = 30.0
+"""Seconds for a request to the API of W&B."""
 
 # ------------------------------------------------------------------------------------------------ doctor, rehearsal
 
@@ -105,7 +119,7 @@ DOCTOR_CALL_S = 45.0
 DOCTOR_SWAPS_S = 90.0
 """Seconds of the swaps of vLLM's check."""
 TCP_CONNECT_S = 5.0
-"""Seconds for one TCP connection between two hosts."""
+"""Seconds for one TCP connection to another host."""
 REHEARSAL_S = 3600.0
 """Seconds of a rehearsal, which takes one to four minutes for an 8B model."""
 
@@ -134,7 +148,7 @@ WATCHED: tuple[Watch, ...] = (
     Watch(
         "generator, or coordinator on Ray",
         "the loop",
-        (),
+        ("PROCESS_END_S",),
         "its end ends the run; on Ray, the run goes back to its last checkpoint, `placement.restarts` times",
     ),
     Watch(
@@ -203,7 +217,7 @@ WATCHED: tuple[Watch, ...] = (
     Watch(
         "an actor on Ray",
         "the process that starts it",
-        ("ACTOR_PLACED_S", "ACTOR_START_SPARE_S", "ACTOR_LAST_ANSWER_S", "NODE_ANSWER_S"),
+        ("TCP_CONNECT_S", "ACTOR_PLACED_S", "ACTOR_START_SPARE_S", "ACTOR_LAST_ANSWER_S", "NODE_ANSWER_S"),
         "the first start is an error; an engine or scorer is replaced later",
     ),
     Watch(
@@ -225,9 +239,9 @@ WATCHED: tuple[Watch, ...] = (
         "it is replaced; the completion gets no reward, or is judged again if the process died",
     ),
     Watch(
-        "sandbox and Python of a run that starts",
+        "sandbox, Python and C compiler of a run that starts",
         "the loop",
-        ("SANDBOX_PROBE_S", "PYTHON_ANSWER_S", "HUB_REQUEST_S", "TEMPLATE_S"),
+        ("SANDBOX_PROBE_S", "PYTHON_ANSWER_S", "COMPILE_S", "HUB_REQUEST_S", "TEMPLATE_S"),
         "an error before the first step; a hub that does not answer is not asked again",
     ),
     Watch(
@@ -236,7 +250,12 @@ WATCHED: tuple[Watch, ...] = (
         ("LOGGER_FINISH_S", "PAGE_CLOSE_S"),
         "what it has not sent is left; the run's own files are complete",
     ),
-    Watch("a query of a tracker's database", "its command", ("DATABASE_S",), "an error; nothing else is lost"),
+    Watch(
+        "a query of a tracker",
+        "its command",
+        ("DATABASE_S", "DATABASE_LOCK_S", "TRACKER_REQUEST_S"),
+        "an error; nothing else is lost",
+    ),
     Watch("a custom engine in its check", "`check_engine`", ("CONTRACT_S",), "the check fails"),
     Watch(
         "doctor and rehearsal",

@@ -14,12 +14,10 @@ from threading import Thread
 
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.limits import MOST_DEATHS
 from scalerl.core.plugins import PluginError
 from scalerl.rollouts.engine import NO_WEIGHTS, EnginePair, Finished, Lane, Occupancy, Request, Work
 from scalerl.rollouts.process_engine import EngineDied
-
-FAILURES = 3
-"""Consecutive failures, without a finished sequence in between, after which the run stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +250,7 @@ class Restarter:
         self._handle, self._caught_up, self.version = None, False, NO_WEIGHTS
         self._in_a_row += 1
         again = sum(engine.fail() for engine in self.engines)
-        if self._in_a_row >= FAILURES:
+        if self._in_a_row >= MOST_DEATHS:
             raise EngineDied(
                 f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}", error.trace
             )
