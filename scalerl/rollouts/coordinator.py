@@ -178,7 +178,7 @@ class Coordinator:
                 Its time, for example for an evaluation, does not count as generation.
         """
         start = time.perf_counter()
-        self._activate(self.seconds.aside(on_activation))
+        start += self._activate(on_activation)
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick and only the first has arrived: wait for the second
         self._fill()
@@ -195,7 +195,7 @@ class Coordinator:
                 for finished in exact.poll():
                     self._collect(finished)
             self.ticks += 1
-        elapsed = self.seconds.since(start)
+        elapsed = time.perf_counter() - start
         self.seconds.parked += elapsed * sum(one.parked for one in full)
         if busy or self.lockstep:
             self.seconds.busy += elapsed
@@ -302,17 +302,22 @@ class Coordinator:
                 raise Stopped
             self._poll()
 
-    def _activate(self, on_activation: Callable[[], None]) -> None:
+    def _activate(self, on_activation: Callable[[], None]) -> float:
+        """Make versions active that are due; return the seconds of `on_activation`."""
+        aside_s = 0.0
         while (update := self._updates.get(self.schedule.active + 1)) is not None:
             if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
-                return
+                return aside_s
             if update.weights and not self.lockstep and not self._request_version(update.version):
-                return  # asynchronous engines swap later and are polled until then
+                return aside_s  # asynchronous engines swap later and are polled until then
             self._begin(update)
             if update.weights:
                 self._swap(update.version)
                 self.seconds.swap = time.perf_counter() - self._requested_at
+            began = time.perf_counter()
             on_activation()
+            aside_s += time.perf_counter() - began
+        return aside_s
 
     def _begin(self, update: NewVersion) -> None:
         """Make the version of an update the active one."""

@@ -9,7 +9,6 @@ replay: each token's log-probability must match the weights of its version, give
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -138,22 +137,6 @@ class Seconds:
     """The last swap of weights."""
     parked: float = 0.0
     """Waiting for replies, summed over sequences."""
-    _aside: float = 0.0
-
-    def aside(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Wrap a call so that the next `since` excludes its seconds."""
-        self._aside = 0.0
-
-        def timed() -> None:
-            began = time.perf_counter()
-            call()
-            self._aside += time.perf_counter() - began
-
-        return timed
-
-    def since(self, start: float) -> float:
-        """Return the seconds from `began` (time.perf_counter) to now, without those of wrapped calls."""
-        return time.perf_counter() - start - self._aside
 
 
 @dataclass(frozen=True, slots=True)

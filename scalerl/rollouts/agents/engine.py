@@ -123,11 +123,7 @@ class AgentEngine(InnerEngine):
             if (job := self._jobs.pop(id, None)) is not None:
                 job.dropped = True
         self._queued = deque(job for job in self._queued if not job.dropped)
-        for call, (job, future) in list(self._calls.items()):
-            if job.dropped:
-                self.inner.cancel([call])
-                del self._calls[call]
-                future.cancel()
+        self._drop_calls(lambda job, _: job.dropped)
         self.inner.cancel([id for id in ids if id not in self._jobs])
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
@@ -206,20 +202,21 @@ class AgentEngine(InnerEngine):
         self._events.put(partial(self._cancel, call))
 
     def _cancel(self, call: Future[Rollout]) -> None:
-        for id, (_, future) in list(self._calls.items()):
-            if future is call:
+        self._drop_calls(lambda _, future: future is call)
+        call.cancel()
+
+    def _drop_calls(self, chosen: Callable[[Job, Future[Rollout]], bool]) -> None:
+        """Drop turns that are being sampled."""
+        for id, (job, future) in list(self._calls.items()):
+            if chosen(job, future):
                 self.inner.cancel([id])
                 del self._calls[id]
-        call.cancel()
+                future.cancel()
 
     def _ended(self, job: Job, endpoint: Endpoint) -> None:
         """Return the rollout of a program that has ended."""
         self._running -= 1
-        for id, (job_of_call, future) in list(self._calls.items()):
-            if job_of_call is job:
-                self.inner.cancel([id])
-                del self._calls[id]
-                future.cancel()
+        self._drop_calls(lambda other, _: other is job)
         if not job.dropped:
             del self._jobs[job.request.id]
             assert job.report is not None

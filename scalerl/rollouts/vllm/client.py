@@ -125,8 +125,6 @@ class VllmClient(EngineHandle):
         self._transfer, self._routing, self._obituary = transfer, needs.routing, obituary
         self.version, self.retried = -1, 0
         """Version in use, -1 before the first swap; number of retries. Any thread may read them."""
-        self.notes: list[str] = []
-        """Warnings about the server."""
         self._done: queue.SimpleQueue[tuple[Share, TokenSequence] | None] = queue.SimpleQueue()
         self._state, self._epoch = State.SERVING, 0
         self._death: EngineDied
@@ -447,6 +445,7 @@ def vllm_client(
     transfer: WeightTransfer,
     sizes: ModelSizes | None = None,
     at_stop: ExitStack | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> VllmClient:
     """Check a server and connect to it, for a training engine and an evaluation engine that share its weights.
 
@@ -459,15 +458,15 @@ def vllm_client(
         transfer: Method by which the server gets weights; `transfer` of the weight channel.
         sizes: Sizes that the FLOPs are computed from; None: they are not counted.
         at_stop: What ends with the client, after its connection.
+        note: Function that gets warnings about the server.
 
     Raises:
         ConfigError: The server does not meet the requirements.
     """
     assert needs.nucleus == (sampling.top_p < 1), (needs, sampling)
     address = (server if isinstance(server, str) else server.address).rstrip("/")
-    notes = check_server(address, needs)
+    for warning in check_server(address, needs):
+        note(warning)
     shares = [Share(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
     obituary = server.obituary if isinstance(server, Server) else lambda: None
-    client = VllmClient(address, shares, rule, sampling, transfer, needs, obituary, at_stop)
-    client.notes = notes
-    return client
+    return VllmClient(address, shares, rule, sampling, transfer, needs, obituary, at_stop)

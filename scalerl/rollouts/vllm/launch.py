@@ -76,9 +76,8 @@ def server_handle(
             transfer=transfer,
             sizes=sizes,
             at_stop=at_stop,
+            note=note,
         )
-    for line in client.notes:
-        note(line)
     spec.channel.announce(spec.number, client.address)
     client.at_stop.callback(spec.channel.announce, spec.number, "")
     return client
