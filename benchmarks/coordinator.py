@@ -119,7 +119,7 @@ class Timed:
 
     def __init__(self, inner: ExactSimulatedEngine) -> None:
         self._inner, self.seconds = inner, 0.0
-        for name in ("occupancy", "submit", "advance", "poll", "cancel"):
+        for name in ("occupancy", "submit", "begin", "poll", "cancel"):
             setattr(self, name, self._timed(getattr(inner, name)))
 
     def __getattr__(self, name: str) -> Any:
