@@ -17,7 +17,7 @@ from scripted_engine import STOP, ScriptedDecoder
 from scalerl.config.recipe import OffPolicy
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.engine import InnerEngine, step
+from scalerl.rollouts.engine import OuterEngine, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.schedule import SCHEDULES
@@ -82,7 +82,7 @@ class _Faulty:
         return self._inner.step(on_activation)
 
 
-class Hanging(InnerEngine):
+class Hanging(OuterEngine):
     """An engine that samples on its own, also while it never takes a version or a newer one."""
 
     def __init__(self, inner: SlotEngine, at: int) -> None:

@@ -260,8 +260,8 @@ class EnginePair(NamedTuple):
         return EnginePair(wrap(self.training), wrap(self.evaluation))
 
 
-class InnerEngine:
-    """What every engine around another one forwards."""
+class OuterEngine:
+    """An engine around another one; subclasses have the methods that are not forwarded here."""
 
     def __init__(self, inner: Engine) -> None:
         """Wrap an engine."""
@@ -282,7 +282,7 @@ class InnerEngine:
         self.inner.swap(version)
 
 
-class EngineWrapper(InnerEngine):
+class EngineWrapper(OuterEngine):
     """An exact engine around another one; subclasses replace some methods."""
 
     inner: ExactEngine

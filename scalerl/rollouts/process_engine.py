@@ -39,8 +39,10 @@ class EngineProcess(LocalRemote):
     def engines(self) -> list[RemoteEngine]:
         """Wait until the process is ready; return a stand-in for each of its engines."""
         self.receive()
-        kinds = RemoteEngine, RemoteExactEngine
-        return [kinds[exact](self, number, facts) for number, (exact, facts) in enumerate(self.call("declared"))]
+        return [
+            (RemoteExactEngine if exact else RemoteEngine)(self, number, facts)
+            for number, (exact, facts) in enumerate(self.call("declared"))
+        ]
 
 
 class RemoteEngine:

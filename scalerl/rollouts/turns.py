@@ -27,7 +27,7 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
-from scalerl.rollouts.engine import Engine, ExactEngine, Finished, InnerEngine, Occupancy, Request
+from scalerl.rollouts.engine import Engine, ExactEngine, Finished, Occupancy, OuterEngine, Request
 from scalerl.tasks import code, turns
 from scalerl.tasks.custom import create
 from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
@@ -152,7 +152,7 @@ def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
     )
 
 
-class TurnEngine(InnerEngine):
+class TurnEngine(OuterEngine):
     """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
 
     def __init__(self, inner: Engine, request_reply: RequestReply, text: TokenText) -> None:

@@ -23,7 +23,7 @@ from scalerl.models.text import TokenText
 from scalerl.rollouts.agents.connections import Server
 from scalerl.rollouts.agents.conversations import Conversations
 from scalerl.rollouts.agents.endpoint import Endpoint, Session
-from scalerl.rollouts.engine import Engine, ExactEngine, Finished, InnerEngine, Occupancy, Request
+from scalerl.rollouts.engine import Engine, ExactEngine, Finished, Occupancy, OuterEngine, Request
 from scalerl.rollouts.turns import ended
 from scalerl.tasks.agents import harness
 from scalerl.tasks.agents.harness import ProgramEnd
@@ -73,7 +73,7 @@ class Endpoints:
             self._server.close()
 
 
-class AgentEngine(InnerEngine):
+class AgentEngine(OuterEngine):
     """Requests for an agent's rollout start its program, whose turns the inner engine samples; others pass through."""
 
     def __init__(self, inner: Engine, endpoints: Endpoints, share: int = 1, run: RunProgram = harness.run) -> None:
