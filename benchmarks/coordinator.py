@@ -25,7 +25,7 @@ from typing import Any
 from work import machine
 
 from scalerl.cluster.measured import lognormal
-from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
+from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, by_key
 from scalerl.cluster.simulation import SimulatedTrainer, simulate_run
 from scalerl.cluster.speed import Speeds
 from scalerl.config.base import replace
@@ -43,7 +43,7 @@ MANY = ((512, 32), (512, 64))
 RULES = ("wait", "mask", "drop")
 MAX_RATIO = 10
 """Longest completion, in multiples of the mean."""
-Wrap = Callable[[SimulatedEngine], Any]
+Wrap = Callable[[ExactSimulatedEngine], Any]
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def trainer_of(
     """Return a trainer over engines with a number of slots each."""
     config, clock = config_of(rule, size[0] * size[1], size[0] * size[1], group_size, MEAN), Clock()
     length_of = by_key(lognormal(MEAN, 1.0, config.recipe.length))
-    engines = [wrap(SimulatedEngine(size[1], length_of, clock=clock)) for _ in range(size[0])]
+    engines = [wrap(ExactSimulatedEngine(size[1], length_of, clock=clock)) for _ in range(size[0])]
     coordinator = Coordinator(engines, schedule_of(config.recipe, generation_of(config)), group_size, 0)
     trainer = SimulatedTrainer(coordinator, Speeds(update_seconds=lambda lengths: MEAN / 2), clock)
     trainer.start(first_visits(config.recipe, generation_of(config)))
@@ -117,9 +117,9 @@ def rate(
 class Timed:
     """An engine that times the calls of a step."""
 
-    def __init__(self, inner: SimulatedEngine) -> None:
+    def __init__(self, inner: ExactSimulatedEngine) -> None:
         self._inner, self.seconds = inner, 0.0
-        for name in ("occupancy", "submit", "advance", "poll", "cancel"):
+        for name in ("occupancy", "submit", "begin", "poll", "cancel"):
             setattr(self, name, self._timed(getattr(inner, name)))
 
     def __getattr__(self, name: str) -> Any:

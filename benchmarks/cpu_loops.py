@@ -156,7 +156,7 @@ class Way:
         import numpy as np
 
         from scalerl.core.rng import stream_key
-        from scalerl.rollouts.engine import Request
+        from scalerl.rollouts.engine import Request, step
         from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
         rng = np.random.default_rng(self.steps)
@@ -167,7 +167,7 @@ class Way:
         )
         finished = []
         while self.engine.occupancy().busy:
-            finished += self.engine.poll()
+            finished += step(self.engine)
         finished.sort(key=lambda done: done.id)
         groups = []
         for number, tokens in enumerate(prompts):

@@ -104,7 +104,7 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
     import numpy as np
 
     from scalerl.core.rng import stream_key
-    from scalerl.rollouts.engine import Request, Sampling
+    from scalerl.rollouts.engine import Request, Sampling, step
     from scalerl.rollouts.interrupt import NEVER, LengthRule
     from scalerl.rollouts.local.torch_engine import torch_engine
 
@@ -116,7 +116,7 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
     made.submit([Request((i, 0), prompts[i // share], stream_key(i)) for i in range(sequences)])
     finished = []
     while made.occupancy().busy:
-        finished += made.poll()
+        finished += step(made)
     seconds = now() - began
     assert len(finished) == sequences and (stop or all(len(f.rollout.tokens) == NEW for f in finished))
     return sum(len(f.rollout.tokens) for f in finished) / seconds

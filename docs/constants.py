@@ -1,4 +1,4 @@
-"""A hook of the documentation site: tables from the code, of constants, terms, metrics, trainers, sets and limits."""
+"""A hook of the documentation site: tables from the code, of constants, terms, metrics, trainers and sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ TRAINERS_PLACE = "<!-- table of trainers -->"
 SETS_PLACE = "<!-- table of sets -->"
 """The line of a page that the table of the public sets of prompts replaces."""
 
-LIMITS_PLACE = "<!-- table of limits -->"
 """The line of a page that the table of who watches whom, and for how long, replaces."""
 
 CODE_OR_SIGN = re.compile(r"(`[^`]*`)|[|<]")
@@ -105,20 +104,6 @@ def sets() -> Iterator[tuple[str, str, str, str]]:
         yield f"`{name}`", place, columns, f"{found.size:,}" if found.size else ""
 
 
-def limits() -> Iterator[tuple[str, str, str, str]]:
-    """Yield process, who watches it, its time limits with their values, and what follows, per row of WATCHED."""
-    from scalerl.core import limits
-
-    def shown(name: str) -> str:
-        value = getattr(limits, name, None)
-        if value is None:
-            return f"`{name}`"  # a field of the configuration
-        return f"{max(value.values()) if isinstance(value, dict) else value:g} s (`{name}`)"
-
-    for row in limits.WATCHED:
-        yield row.process, row.watched_by, ", ".join(map(shown, row.limits)) or "its end", row.follows
-
-
 def table(*head: str, rows: Iterable[Iterable[str]]) -> str:
     """Return a table in Markdown. Bars and `<` are escaped in text; in code they need no escape on the site."""
     signs = {"|": "\\|", "<": "&lt;"}
@@ -141,9 +126,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(TRAINERS_PLACE, table(*head, rows=trainers()))
     if SETS_PLACE in markdown:
         markdown = markdown.replace(SETS_PLACE, table("name", "hub id", "prompt, answer", "rows", rows=sets()))
-    if LIMITS_PLACE in markdown:
-        head = ("process", "who watches it", "time limit", "what follows")
-        markdown = markdown.replace(LIMITS_PLACE, table(*head, rows=limits()))
     return markdown
 
 

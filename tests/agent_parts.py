@@ -14,7 +14,7 @@ from tiny_tokenizers import byte_level
 from scalerl.config.data import AgentTask
 from scalerl.models.text import TokenText
 from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
-from scalerl.rollouts.engine import Finished, Occupancy, Request, StepEngine, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
 from scalerl.tasks.agents.harness import ProgramEnd
 from scalerl.types import AGENT, Prompt, Rollout
 
@@ -32,7 +32,7 @@ def tokenizer(template=CHATML):
     return made
 
 
-class Told(StepEngine):
+class Told:
     """An engine whose turns are what a function of the prompt's text returns; each ends with <|im_end|>."""
 
     def __init__(self, tokenizer, say, polls=1):

@@ -36,14 +36,14 @@ class Served:
 
     def __call__(self):
         from scalerl.config.placement import Placement
-        from scalerl.rollouts.free_running import FreeRunner
+        from scalerl.rollouts.hosted import HostedEngines
         from scalerl.rollouts.local.slot_engine import SlotEngine
         from scalerl.rollouts.served import Restarter
 
         decoder, rule = ScriptedDecoder(6.0), LengthRule(None, NEVER, 20)
         receive = lambda version: {"version": version}  # noqa: E731
         pair = [SlotEngine(decoder, 4, rule, (STOP,), refill=1, receive=receive) for _ in range(2)]
-        return Restarter(lambda: FreeRunner(pair), "generator 2 of 3", (4, 4), Placement(), print).engines
+        return Restarter(lambda: HostedEngines(pair), "generator 2 of 3", 4, Placement(), print).engines
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,13 @@ class Torch:
 class Seen:
     """Makes engines and learners that report environment variables of their process."""
 
-    deterministic = True
     version, work = 0, None
 
     def __init__(self, name="", place=None):
         self.name, self.place = name, place
 
     def __call__(self):
-        return [self]
+        return [self, self]
 
     @staticmethod
     def learner():
@@ -91,7 +90,7 @@ class Seen:
     def occupancy(self):
         return None
 
-    def state(self):
+    def environment(self):
         return dict(os.environ)
 
     def check(self, name):

@@ -4,7 +4,7 @@ import torch
 from transformers import DynamicCache
 
 from scalerl.core.rng import stream_key
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 
@@ -28,7 +28,7 @@ def run_out(engine, swaps=()):
     while engine.occupancy().busy:
         if tick in swaps:
             engine.swap(engine.version + 1)
-        finished += engine.poll()
+        finished += step(engine)
         tick += 1
     return sorted(finished, key=lambda done: done.id)
 

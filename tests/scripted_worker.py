@@ -17,6 +17,7 @@ from scripted_engine import STOP, ScriptedDecoder
 from scalerl.config.recipe import OffPolicy
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator
+from scalerl.rollouts.engine import OuterEngine, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.schedule import SCHEDULES
@@ -81,24 +82,20 @@ class _Faulty:
         return self._inner.step(on_activation)
 
 
-class Hanging:
-    """An asynchronous engine that samples on while it never takes a version or a newer one."""
-
-    deterministic = False
+class Hanging(OuterEngine):
+    """An engine that samples on its own, also while it never takes a version or a newer one."""
 
     def __init__(self, inner: SlotEngine, at: int) -> None:
-        self._inner, self._at = inner, at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        super().__init__(inner)
+        self._at, self.occupancy, self.submit, self.cancel = at, inner.occupancy, inner.submit, inner.cancel
 
     def swap(self, version: int) -> None:
         if version < self._at:
-            self._inner.swap(version)
+            super().swap(version)
 
     def poll(self, timeout_s: float = 0.0) -> Any:
         time.sleep(0.001)
-        return self._inner.poll()
+        return step(self.inner)
 
 
 def _save(path: Path, name: str, state: dict[str, Any]) -> None:

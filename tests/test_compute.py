@@ -13,7 +13,7 @@ from scalerl.models.policy import Policy
 from scalerl.models.rows import Rows
 from scalerl.models.sizes import Attention, ModelSizes, of_config, of_model
 from scalerl.rollouts.engine import Request
-from scalerl.rollouts.vllm.client import Lane
+from scalerl.rollouts.vllm.client import Share
 from scalerl.training.progress import Stopwatch
 
 
@@ -66,7 +66,7 @@ def test_a_vllm_sequence_costs_its_prompt_and_every_input_token():
             return self.tokens
 
     sizes = sizes_with(1000.0, 10, (4,), head_params=300.0)
-    lane, sequence = Lane("train", 4, sizes), Sequence()
+    lane, sequence = Share("train", 4, sizes), Sequence()
     for before, sequence.tokens in ((0, 2), (2, 5)):
         lane.count(sequence, before)
     # 3 + 5 tokens, of which the last is never fed; 5 predictions; contexts 1 2 3 4 4 4 4

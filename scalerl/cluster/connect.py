@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.limits import NODE_ANSWER_S
+from scalerl.core.limits import NODE_ANSWER_S, TCP_CONNECT_S
 from scalerl.core.signals import same_handlers
 from scalerl.placement.devices import Host, shared_free
 
@@ -80,7 +80,7 @@ def _check_port(address: str, asked_by: str) -> None:
     if not colon or not port.isdigit():
         return
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host, int(port)), timeout=TCP_CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"{asked_by} {address}: no cluster answers there ({error}); give the address that `ray start --head` "

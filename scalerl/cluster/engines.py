@@ -12,8 +12,8 @@ from scalerl.cluster.remote import Actor, RayRemote
 from scalerl.core.limits import ACTOR_START_SPARE_S
 from scalerl.core.remote import End, host
 from scalerl.rollouts.build import EngineSpec, served_engines
-from scalerl.rollouts.engine import Engine
-from scalerl.rollouts.free_running import FreeRunner
+from scalerl.rollouts.engine import EnginePair, ExactEngine
+from scalerl.rollouts.hosted import HostedEngines
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.served import Command, EngineHandle, Report
 
@@ -89,7 +89,7 @@ def _post(handle: EngineHandle, end: End) -> None:
         handle.post(command)
 
 
-def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
+def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[EnginePair]:
     """Make each engine in an actor that is replaced when it dies; Ray must be connected.
 
     A vLLM actor starts its server on the same node. Servers given by address need no actor.
@@ -110,7 +110,7 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
 
 
 def _torch_handle(spec: EngineSpec) -> EngineHandle:
-    return FreeRunner(spec(), spec.name)
+    return HostedEngines([engine for engine in spec() if isinstance(engine, ExactEngine)], spec.name)
 
 
 def _vllm_handle(spec: EngineSpec) -> EngineHandle:

@@ -302,7 +302,7 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     from scalerl.models.policy import Policy
     from scalerl.models.weights import checkpoint_weights
     from scalerl.rollouts.directory import DirectoryChannel
-    from scalerl.rollouts.engine import Request, Sampling
+    from scalerl.rollouts.engine import Lane, Request, Sampling
     from scalerl.rollouts.interrupt import NEVER, LengthRule
     from scalerl.rollouts.replay import check_current
     from scalerl.rollouts.served import Submit, Swap
@@ -336,10 +336,10 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
             channel.send(version, checkpoint_weights(model, policy.weights()))
             sent = {(n, 0): Request((n, 0), (5, 9, 2 + n), stream_key("doctor", version, n)) for n in range(8)}
             client.post(Swap(version))
-            client.post(Submit(0, tuple(sent.values())))
+            client.post(Submit(Lane.TRAINING, tuple(sent.values())))
             pairs: list[Any] = []
             while len(pairs) < len(sent):
-                pairs += [(sent[done.id].prompt, done.rollout) for done in client.report(0.1).finished[0]]
+                pairs += [(sent[done.id].prompt, done.rollout) for done in client.report(0.1).finished[Lane.TRAINING]]
             difference = check_current(policy, version, pairs)
             assert difference and difference.rollouts, (
                 f"a server that was asked for version {version} sampled with another one"

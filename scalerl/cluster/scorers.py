@@ -12,15 +12,13 @@ from scalerl.config.base import replace
 from scalerl.config.data import TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.core.limits import ACTOR_PLACED_S
+from scalerl.core.limits import ACTOR_PLACED_S, MOST_DEATHS
 from scalerl.tasks.scoring import Pending, Scorer, make_scorer, make_scorers
 from scalerl.tasks.user_rewards import Failures, RewardError
 from scalerl.types import Prompt, Score
 
 GROUPS = 64
 """Groups that are sent to one actor at a time; its process pool limits how many are scored in parallel."""
-ATTEMPTS = 3
-"""Attempts to score one group, each in another actor, before the run stops."""
 
 
 class ScorerActor:
@@ -122,10 +120,10 @@ class ActorPool:
         """Return the answer to a group; if its actor has died, it is replaced and the group is sent again.
 
         Raises:
-            RewardError: `ATTEMPTS` actors died in a row.
+            RewardError: `MOST_DEATHS` actors died in a row.
             Exception: Raised by the scorer.
         """
-        for _ in range(ATTEMPTS):
+        for _ in range(MOST_DEATHS):
             self._under_way[sent.number] -= 1
             try:
                 judged: Judged = sent.answer.result()
@@ -137,7 +135,7 @@ class ActorPool:
                     self._actors[sent.number] = self._start()
                     self.deaths += 1
             sent = self.send(task, prompt, completions)
-        raise RewardError(f"{ATTEMPTS} scorers died in a row while scoring a prompt of {task!r}; see Ray's logs")
+        raise RewardError(f"{MOST_DEATHS} scorers died in a row while scoring a prompt of {task!r}; see Ray's logs")
 
     def close(self) -> None:
         """End the actors."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.cluster.speed import Lengths, Speeds
-from scalerl.rollouts.engine import Finished, Occupancy, Request, StepEngine, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
 from scalerl.types import Rollout
 
 LengthOf = Callable[[Request], int]
@@ -48,10 +48,10 @@ class Clock:
     """Current factor on the seconds of decode steps."""
 
 
-class SimulatedEngine(StepEngine):
+class SimulatedEngine:
     """An engine without a model: a sequence is a length, its tokens are zeros, and a decode step takes simulated time.
 
-    In lockstep, a poll does one decode step; otherwise all steps up to `clock.until`.
+    It samples on its own: a poll does all steps up to `clock.until`.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class SimulatedEngine(StepEngine):
         length_of: LengthOf,
         speeds: Speeds | None = None,
         clock: Clock | None = None,
-        lockstep: bool = True,
     ) -> None:
         """Make an engine.
 
@@ -69,10 +68,9 @@ class SimulatedEngine(StepEngine):
             length_of: Function that returns the length of a request, tokens.
             speeds: Durations of decode steps and swaps; None: a step takes 1 s.
             clock: Time of the simulation; None: a separate one.
-            lockstep: Whether a poll does one decode step.
         """
-        self.slots, self.deterministic = slots, lockstep
-        self._length_of, self._speeds, self.clock = length_of, speeds or Speeds(), clock or Clock()
+        self.slots, self._length_of = slots, length_of
+        self._speeds, self.clock = speeds or Speeds(), clock or Clock()
         self.version = 0
         """Version of the weights in use."""
         self.now = self.clock.now
@@ -118,17 +116,8 @@ class SimulatedEngine(StepEngine):
             self._starts -= self._running.pop(id, 0.0)
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Decode one step, or up to `clock.until`; return the sequences that finished."""
-        clock = self.clock
-        if self.deterministic:
-            self._refill()
-            self.now = max(self.now, clock.now)
-            if self._running:
-                self.now += self._step_s()
-                self._decode(1.0)
-            clock.until = max(clock.until, self.now)
-            return self._ended()
-        finished: list[Finished] = []
+        """Decode up to `clock.until`; return the sequences that finished."""
+        clock, finished = self.clock, list[Finished]()
         while self.now < clock.until:
             if self._waiting or self._ends:
                 self._refill()
@@ -197,6 +186,45 @@ class SimulatedEngine(StepEngine):
         # one more than known, because positions between two steps are rounded
         self._versions[self._noted - self._first : steps - self._first + 1] = self.version
         self._noted = steps
+
+
+class ExactSimulatedEngine(SimulatedEngine):
+    """A simulated engine that decodes in lockstep with others."""
+
+    def begin(self) -> None:
+        """Decode one step."""
+        clock = self.clock
+        self._refill()
+        self.now = max(self.now, clock.now)
+        if self._running:
+            self.now += self._step_s()
+            self._decode(1.0)
+        clock.until = max(clock.until, self.now)
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Return the sequences that finished."""
+        return self._ended()
+
+    def state(self) -> dict[str, Any]:
+        """Return the sequences under way and the counts."""
+        self._note_versions()
+        return {
+            "counts": [self._position, self._tokens, self._first],
+            "running": [[list(one), start] for one, start in self._running.items()],
+            "ends": [[end, list(one)] for end, one in self._ends],
+            "waiting": [[list(r.id), list(r.prompt), r.key] for r in self._waiting],
+            "versions": self._versions[: self._noted - self._first],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._position, self._tokens, self._first = state["counts"]
+        self._running = {tuple(one): start for one, start in state["running"]}
+        self._starts = sum(self._running.values())
+        self._ends = [(end, tuple(one)) for end, one in state["ends"]]
+        self._waiting.extend(Request(tuple(w[0]), tuple(w[1]), w[2]) for w in state["waiting"])
+        self._noted = self._first + len(state["versions"])
+        self._versions[: len(state["versions"])] = state["versions"]
 
 
 @cache

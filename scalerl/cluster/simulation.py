@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
+from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, SimulatedEngine, by_key
 from scalerl.cluster.speed import Lengths, Speeds
 from scalerl.config.run import RunConfig
 from scalerl.placement.choices import generation_of, schedule_name, slots_of
@@ -202,11 +202,9 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
         Stuck: Neither side can continue.
     """
     recipe, count, slots = config.recipe, config.placement.engines, slots_of(config)
-    clock, length_of, lockstep = Clock(), by_key(lengths), schedule_name(config) == "deterministic"
-    engines = [
-        SimulatedEngine(slots // count + (number < slots % count), length_of, speeds, clock, lockstep)
-        for number in range(count)
-    ]
+    clock, length_of = Clock(), by_key(lengths)
+    kind = ExactSimulatedEngine if schedule_name(config) == "deterministic" else SimulatedEngine
+    engines = [kind(slots // count + (number < slots % count), length_of, speeds, clock) for number in range(count)]
     schedule = schedule_of(recipe, generation_of(config))
     coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed)
     mean = float(lengths.mean())

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.limits import GROUP_GRACE_S
+from scalerl.core.limits import GROUP_GRACE_S, PROCESS_END_S
 from scalerl.core.machine import largest_child, memory_report
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import LACKED_MEMORY, ChildContext, ProcessDied, fault
@@ -209,7 +209,7 @@ class LocalRemote(Remote):
         try:
             message = self._connection.recv_bytes()
         except (EOFError, OSError):
-            return "ended", self.ended(30.0) or "closed its pipe"  # seconds before a busy machine reports the end
+            return "ended", self.ended(PROCESS_END_S) or "closed its pipe"
         try:
             kind, content = pickle.loads(message)
         except Exception as error:  # an object of user code, such as an exception with two arguments

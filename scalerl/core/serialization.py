@@ -38,9 +38,9 @@ def _revive(hint: Any, value: Any) -> Any:
         return value
     if is_dataclass(hint) and isinstance(hint, type):
         return from_plain(hint, value)
-    if get_origin(hint) is tuple:
+    if (kind := get_origin(hint)) in (tuple, list):
         inner = get_args(hint)[0]
-        return tuple(_revive(inner, item) for item in value)
+        return kind(_revive(inner, item) for item in value)
     if get_origin(hint) is UnionType and value is not None:
         return _revive(next(a for a in get_args(hint) if a is not type(None)), value)
     return value

@@ -83,7 +83,7 @@ def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> 
             f"data.command: there is no program {task.command[0]!r} here; allowed: a program on the PATH, or its path"
         )
     file_settings = {name: getattr(task, name) for name in ("path", "subset", "split", "revision", "max_line_mb")}
-    unique, count = dict[str, Row](), 0
+    rows = list[Row]()
     for source, values in read_objects(PromptFile(task="arithmetic", **file_settings)):
         try:
             text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -94,13 +94,8 @@ def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> 
         prompt: Any = values.get("prompt")
         shown = prompt if is_chat(prompt) or (isinstance(prompt, str) and prompt) else text[:QUESTION]
         columns = {AGENT: task.settings, "row": values, "pass_reward": task.pass_reward}
-        row = Row(shown, text, columns, source)
-        unique[row.id] = row
-        count += 1
-    if not unique:
-        raise ConfigError(f"{task.path}: the file has no rows; allowed: one JSON object per line")
-    notes = [f"dropped {count - len(unique)} duplicate rows of {task.path}"] if len(unique) < count else []
-    return list(unique.values()), notes
+        rows.append(Row(shown, text, columns, source))
+    return _distinct(rows, task.path, f"{task.path}: the file has no rows; allowed: one JSON object per line")
 
 
 def _load(function: str) -> None:
@@ -132,7 +127,8 @@ def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list
             columns = {AGENT: served, "row": values, "pass_reward": task.pass_reward}
             values, reference = {**values, "prompt": values["prompt"] or text[:QUESTION]}, text
         rows.append(Row(prompt_of(values["prompt"], "prompt", values, source), reference, columns, source))
-    return _distinct(rows, task, "taskset", "tasks")
+    none = f"data.environment: the taskset {task.environment!r} has no tasks; choose another, or other arguments"
+    return _distinct(rows, task.environment, none, "tasks")
 
 
 def _episodes(task: EnvironmentTask, agents: int) -> dict[str, Any]:
@@ -162,20 +158,19 @@ def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
         _environment_row(task, dict(values), several, f"{task.environment} row {number}")
         for number, values in enumerate(dataset)
     ]
-    return _distinct(rows, task, "data set of", "rows")
+    none = f"data.environment: the data set of {task.environment!r} has no rows; choose another, or other arguments"
+    return _distinct(rows, task.environment, none)
 
 
-def _distinct(rows: Sequence[Row], task: EnvironmentTask, source: str, things: str) -> tuple[list[Row], list[str]]:
-    """Return the first row of each id, and a note about the others; `source` and `things` are words for messages."""
+def _distinct(rows: Sequence[Row], source: str, none: str, things: str = "rows") -> tuple[list[Row], list[str]]:
+    """Return the first row of each id, and a note about the others; `none` is the error if there is no row."""
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(row.id, row)
     if not first:
-        raise ConfigError(
-            f"data.environment: the {source} {task.environment!r} has no {things}; choose another, or other arguments"
-        )
+        raise ConfigError(none)
     dropped = len(rows) - len(first)
-    return list(first.values()), [f"dropped {dropped} duplicate {things} of {task.environment}"] if dropped else []
+    return list(first.values()), [f"dropped {dropped} duplicate {things} of {source}"] if dropped else []
 
 
 def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dict[str, Any], source: str) -> Row:

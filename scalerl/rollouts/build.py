@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,8 @@ from scalerl.placement.choices import Generation
 from scalerl.placement.devices import Place, Table
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
-from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, Sampling
+from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, EnginePair, ExactEngine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.slot_engine import SlotEngine
-from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.served import EngineHandle, Restarter
@@ -73,7 +71,8 @@ class GeneratorSpec:
         """Load the model and restore the state, in the generator process."""
         notes: list[str] = []
         specs = [EngineSpec(self, channel, number) for number in range(self.placement.engines)]
-        pairs = self.with_episodes(self.make_engines(specs, notes.append))
+        wrap = self.episodes()
+        pairs = [pair.wrapped(wrap) for pair in self.make_engines(specs, notes.append)]
         schedule, size = schedule_of(self.recipe, self.generation), self.recipe.generations_per_prompt
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, size, self.generation.seed, evaluators)
@@ -85,11 +84,11 @@ class GeneratorSpec:
         """Load the tokenizer."""
         return TokenText(load_tokenizer(self.policy.path, self.policy.revision), self.stop)
 
-    def with_episodes(self, pairs: Sequence[Sequence[Engine]]) -> Sequence[Sequence[Engine]]:
-        """Add the environments that reply, and the programs of agents, to engines."""
+    def episodes(self) -> Callable[[Engine], Engine]:
+        """Return a function that adds the environments that reply, and the programs of agents, to an engine."""
         if self.environments or self.agents:
-            return with_episodes(pairs, self.text(), self.scoring, self.environments, self.agents)
-        return pairs
+            return episodes(self.text(), self.scoring, self.environments, self.agents, self.placement.engines)
+        return lambda engine: engine
 
     def load_policy(self) -> Policy:
         """Load the policy in an engine's process, with this engine's share of the CPU threads."""
@@ -126,39 +125,40 @@ class EngineSpec:
         slots, count = self.generator.generation.slots, self.generator.placement.engines
         return slots // count + (self.number < slots % count)
 
-    def __call__(self) -> Sequence[Engine]:
+    def __call__(self) -> EnginePair:
         """Load the model, in the engine's process."""
         engine, parts = self.generator.placement.engine, self._parts()
         if isinstance(engine, Custom):
             return engine_pair(engine, parts, self.generator.placement, self.name)
-        policy = self.generator.load_policy()
-        training = self._torch_engine(policy, parts)(slots=parts.slots)
-        evaluated, fit = self._evaluated(policy)
-        return training, self._torch_engine(policy, parts)(slots=evaluated, lender=training, spare_rows=max(1, fit))
+        training, (evaluated, fit) = parts.torch_engine(), self._evaluated(parts.load_policy())
+        return EnginePair(training, parts.torch_engine(evaluated, lender=training, spare_rows=max(1, fit)))
 
-    def evaluator(self) -> tuple[Engine, Policy]:
+    def evaluator(self) -> tuple[ExactEngine, Policy]:
         """Make an engine that only evaluates, with a cache of its own, and a policy whose weights may be replaced.
 
         A torch engine decodes with this policy, and as many sequences together as one that borrows the cache of
         training may, so that it draws the same tokens.
         """
         engine, parts = self.generator.placement.engine, self._parts()
-        policy = self.generator.load_policy()
+        policy = parts.load_policy()
         if isinstance(engine, Custom):
-            engine_or_handle = make_engine(engine, replace(parts, evaluating=True))
+            # with a model of its own, because the replay loads weights into the other one
+            own = replace(parts, evaluating=True, load_policy=self.generator.load_policy)
+            engine_or_handle = make_engine(engine, own)
             if isinstance(engine_or_handle, EngineHandle):
                 engine_or_handle.stop()
                 raise ConfigError(
                     f"evaluation.overlap: got true with {engine.function!r}, which gives a handle of two engines; "
-                    "allowed: false, or an engine that decodes a step at each poll"
+                    "allowed: false, or an ExactEngine"
                 )
-            return engine_or_handle, policy
-        return self._torch_engine(policy, parts)(slots=self._evaluated(policy)[0]), policy
+            evaluator: ExactEngine = engine_or_handle
+            return evaluator, policy
+        return parts.torch_engine(self._evaluated(policy)[0]), policy
 
     def _parts(self) -> EngineParts:
         generator, recipe = self.generator, self.generator.recipe
         return EngineParts(
-            load_policy=generator.load_policy,
+            load_policy=cache(generator.load_policy),
             model_path=generator.policy.path,
             slots=self.slots,
             prompt_tokens=generator.longest_prompt,
@@ -167,12 +167,6 @@ class EngineSpec:
             receive=self.channel.receive,
             seed=generator.generation.seed,
         )
-
-    def _torch_engine(self, policy: Policy, parts: EngineParts) -> Callable[..., SlotEngine]:
-        return partial(
-            torch_engine, policy, prompt_tokens=parts.prompt_tokens, rule=parts.rule, sampling=parts.sampling,
-            receive=parts.receive,
-        )  # fmt: skip
 
     def _evaluated(self, policy: Policy) -> tuple[int, int]:
         """Return the sequences that an evaluation decodes together, and how many fit in EVALUATION_CACHE."""
@@ -186,34 +180,36 @@ def has_agents(prompts: Iterable[Prompt]) -> bool:
     return any(AGENT in prompt.columns for prompt in prompts)
 
 
-def with_episodes(
-    pairs: Sequence[Sequence[Engine]], text: TokenText, scoring: Scoring, environments: bool, agents: bool
-) -> Sequence[Sequence[Engine]]:
-    """Add environments that reply, and programs of agents, to engines; all share one pool and one set of endpoints."""
-    if environments:
-        pairs = with_turns(pairs, text, scoring)
+def episodes(
+    text: TokenText, scoring: Scoring, environments: bool, agents: bool, share: int
+) -> Callable[[Engine], Engine]:
+    """Return a function that adds environments that reply, and programs of agents, to an engine.
+
+    All engines share one pool and one set of endpoints; `share` is the number of engines that train.
+    """
+    wraps = [with_turns(text, scoring)] if environments else []
     if agents:
         from scalerl.rollouts.agents.engine import with_agents  # its server is an extra
 
-        pairs = with_agents(pairs, text)
-    return pairs
+        wraps.append(with_agents(text, share))
+    return lambda engine: reduce(lambda inner, wrap: wrap(inner), wraps, engine)
 
 
-MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[Sequence[Engine]]]
+MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[EnginePair]]
 """(specs, note) -> a training engine and an evaluation engine per spec; `note` receives messages for the user."""
 
 
-def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
+def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[EnginePair]:
     """Make one engine in this process, or several in separate processes that step together."""
     if len(specs) == 1:
         return [specs[0]()]
     processes = [EngineProcess(spec, spec.name, spec.place.environment) for spec in specs]
-    return [process.engines() for process in processes]
+    return [EnginePair(*process.engines()) for process in processes]
 
 
 def served_engines(
     specs: Sequence[EngineSpec], begin: Callable[[EngineSpec], EngineHandle], note: Callable[[str], None]
-) -> Sequence[Sequence[Engine]]:
+) -> Sequence[EnginePair]:
     """Make engines that run asynchronously and are restarted when they die; they start in parallel.
 
     Args:
@@ -222,16 +218,7 @@ def served_engines(
         note: Function that gets a message about every death.
     """
     restarters = [
-        Restarter(
-            partial(begin, spec),
-            spec.name,
-            (spec.slots, spec.slots),
-            spec.generator.placement,
-            note,
-            spec.channel.sending,
-        )
+        Restarter(partial(begin, spec), spec.name, spec.slots, spec.generator.placement, note, spec.channel.sending)
         for spec in specs
     ]
-    for restarter in restarters:
-        restarter.wait_ready()
-    return [restarter.engines for restarter in restarters]
+    return [restarter.pair() for restarter in restarters]

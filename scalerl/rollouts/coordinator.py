@@ -1,6 +1,6 @@
 """Runs one schedule over one or several engines: starts groups, forms batches, swaps weights, evaluates.
 
-Deterministic engines decode in lockstep. Everything the coordinator does is then a function of the prompts and weights
+Exact engines decode in lockstep. Everything the coordinator does is then a function of the prompts and weights
 that it receives, in the order of their versions. Arrival times matter only under OnArrival. Asynchronous engines are
 polled for finished sequences, and a version is active when all of them use it.
 """
@@ -16,7 +16,18 @@ from typing import Any
 
 from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.rollouts.engine import NO_WEIGHTS, POLL_S, Engine, Finished, Request, Seconds, Stopped, Work, generate
+from scalerl.rollouts.engine import (
+    NO_WEIGHTS,
+    POLL_S,
+    Engine,
+    ExactEngine,
+    Finished,
+    Request,
+    Seconds,
+    Stopped,
+    Work,
+    generate,
+)
 from scalerl.rollouts.schedule import Schedule
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
@@ -79,8 +90,8 @@ class Coordinator:
     seed: int
     evaluators: Sequence[Engine] = ()
     """Engines for held-out prompts; each shares its weights with the training engine at the same position."""
-    lockstep: bool = field(init=False)
-    """Whether all engines are deterministic and decode in lockstep."""
+    exact: Sequence[ExactEngine] = field(init=False)
+    """The engines, if all are exact: they decode in lockstep. Otherwise none."""
     seconds: Seconds = field(default_factory=Seconds)
     ticks: int = 0
     """Decode steps since the run began, in lockstep; otherwise polls that found a finished sequence."""
@@ -108,7 +119,13 @@ class Coordinator:
     _work_before: Work = field(default_factory=Work)
 
     def __post_init__(self) -> None:
-        self.lockstep = all(engine.deterministic for engine in self.engines)
+        exact = [engine for engine in self.engines if isinstance(engine, ExactEngine)]
+        self.exact = exact if len(exact) == len(self.engines) else []
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all engines are exact and decode in lockstep."""
+        return bool(self.exact)
 
     # ------------------------------------------------------------------------------------------------------- messages
 
@@ -161,7 +178,7 @@ class Coordinator:
                 Its time, for example for an evaluation, does not count as generation.
         """
         start = time.perf_counter()
-        self._activate(self.seconds.aside(on_activation))
+        start += self._activate(on_activation)
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick and only the first has arrived: wait for the second
         self._fill()
@@ -172,13 +189,13 @@ class Coordinator:
         if not self.lockstep:
             self._poll()
         elif busy:
-            for engine in self.engines:
-                engine.advance()
-            for engine in self.engines:
-                for finished in engine.poll():
+            for exact in self.exact:
+                exact.begin()
+            for exact in self.exact:
+                for finished in exact.poll():
                     self._collect(finished)
             self.ticks += 1
-        elapsed = self.seconds.since(start)
+        elapsed = time.perf_counter() - start
         self.seconds.parked += elapsed * sum(one.parked for one in full)
         if busy or self.lockstep:
             self.seconds.busy += elapsed
@@ -285,17 +302,22 @@ class Coordinator:
                 raise Stopped
             self._poll()
 
-    def _activate(self, on_activation: Callable[[], None]) -> None:
+    def _activate(self, on_activation: Callable[[], None]) -> float:
+        """Make versions active that are due; return the seconds of `on_activation`."""
+        aside_s = 0.0
         while (update := self._updates.get(self.schedule.active + 1)) is not None:
             if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
-                return
+                return aside_s
             if update.weights and not self.lockstep and not self._request_version(update.version):
-                return  # asynchronous engines swap later and are polled until then
+                return aside_s  # asynchronous engines swap later and are polled until then
             self._begin(update)
             if update.weights:
                 self._swap(update.version)
                 self.seconds.swap = time.perf_counter() - self._requested_at
+            began = time.perf_counter()
             on_activation()
+            aside_s += time.perf_counter() - began
+        return aside_s
 
     def _begin(self, update: NewVersion) -> None:
         """Make the version of an update the active one."""
@@ -361,7 +383,7 @@ class Coordinator:
         Received updates that are not active yet are left out: the trainer sends them again.
         """
         return {
-            "engines": [engine.state() for engine in self.engines],
+            "engines": [engine.state() for engine in self.exact],
             "work_before": to_plain(self._work_before),
             "works": [to_plain(engine.work) for engine in self.engines],
             "slots": [engine.occupancy().slots for engine in self.engines],
@@ -408,14 +430,11 @@ class Coordinator:
         self.seconds.busy, self.seconds.idle, self.seconds.parked = state["seconds"]
         self._work_before = from_plain(Work, state["work_before"])
         states = state["engines"]
-        exact = state["slots"] == [engine.occupancy().slots for engine in self.engines] and all(
-            state is not None and engine.state() is not None for state, engine in zip(states, self.engines, strict=True)
-        )
-        if exact:
-            for engine, state in zip(self.engines, states, strict=True):
+        if self.lockstep and states and state["slots"] == [engine.occupancy().slots for engine in self.exact]:
+            for engine, state in zip(self.exact, states, strict=True):
                 engine.load_state(state)
             return
-        # different engines or slots, or no state: sequences in flight are sampled again from their prompts
+        # different engines or slots, or served ones: sequences in flight are sampled again from their prompts
         self._work_before = sum((from_plain(Work, work) for work in state["works"]), self._work_before)
         for index, group in self._open.items():
             group.engine %= len(self.engines)

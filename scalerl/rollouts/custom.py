@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -12,9 +12,9 @@ from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Engine, EngineWrapper, Sampling
+from scalerl.rollouts.engine import EnginePair, EngineWrapper, ExactEngine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.slot_engine import Receive
+from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.served import EngineHandle, Restarter
 
@@ -52,16 +52,17 @@ class EngineParts:
     seed: int = 0
     """Seed of the run."""
 
-    def torch_engine(self) -> Engine:
-        """Return scalerl's PyTorch engine with these parts, to wrap or to compare with."""
+    def torch_engine(self, slots: int = 0, **shared: Any) -> SlotEngine:
+        """Return scalerl's PyTorch engine with these parts, to wrap or to compare with.
+
+        Args:
+            slots: Sequences to decode together; 0: `slots` of the parts.
+            shared: `lender` and `spare_rows` of an engine that uses the cache of another one (torch_engine.py).
+        """
         return torch_engine(
-            self.load_policy(),
-            slots=self.slots,
-            prompt_tokens=self.prompt_tokens,
-            rule=self.rule,
-            sampling=self.sampling,
-            receive=self.receive,
-        )
+            self.load_policy(), slots=slots or self.slots, prompt_tokens=self.prompt_tokens, rule=self.rule,
+            sampling=self.sampling, receive=self.receive, **shared,
+        )  # fmt: skip
 
 
 def make_engine(choice: Custom, parts: EngineParts) -> Any:
@@ -80,7 +81,7 @@ def make_engine(choice: Custom, parts: EngineParts) -> Any:
 class OwnWeights(EngineWrapper):
     """A training engine whose evaluation engine has weights of its own: both get every version."""
 
-    def __init__(self, engine: Engine, evaluator: Engine) -> None:
+    def __init__(self, engine: ExactEngine, evaluator: ExactEngine) -> None:
         """Wrap the training engine."""
         super().__init__(engine)
         self._evaluator = evaluator
@@ -102,11 +103,11 @@ def engine_pair(
     placement: Placement | None = None,
     name: str = "the engine",
     note: Callable[[str], None] = print,
-) -> Sequence[Engine]:
+) -> EnginePair:
     """Return a user's engine for training and one for evaluations, which use the same weights.
 
     Args:
-        choice: Import path and parameters of a step engine, which is made twice, or of a handle of both.
+        choice: Import path and parameters of an exact engine, which is made twice, or of a handle of both.
         parts: Parts of the engine for training.
         placement: Time limits of a handle; None: the defaults.
         name: Name of a handle in messages.
@@ -119,12 +120,10 @@ def engine_pair(
     made = make_engine(choice, shared)
     if not isinstance(made, EngineHandle):
         evaluator = make_engine(choice, replace(shared, evaluating=True))
-        return OwnWeights(made, evaluator), evaluator
+        return EnginePair(OwnWeights(made, evaluator), evaluator)
     first = [made]
 
     def begin() -> EngineHandle:
         return first.pop() if first else make_engine(choice, shared)
 
-    restarter = Restarter(begin, name, (parts.slots, parts.slots), placement or Placement(), note)
-    restarter.wait_ready()
-    return restarter.engines
+    return Restarter(begin, name, parts.slots, placement or Placement(), note).pair()

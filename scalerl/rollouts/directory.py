@@ -107,21 +107,11 @@ class DirectoryTransfer(WeightTransfer):
     async def apply(self, call: Call, version: int, stored: Path) -> None:
         """Pause the server, let it read the file, check the version that it reports, and resume it."""
         # here, because torch engines use the directory without the packages of a client of vLLM
-        from scalerl.rollouts.vllm.protocol import (
-            FINISH_UPDATE,
-            PAUSE,
-            RESUME,
-            START_UPDATE,
-            UPDATE,
-            WEIGHT_INFO,
-            version_of,
-        )
+        from scalerl.rollouts.vllm.protocol import FINISH_UPDATE, PAUSE, RESUME, START_UPDATE, UPDATE, check_label
 
         await call("POST", PAUSE)
         await call("POST", START_UPDATE, again=False)
         await call("POST", UPDATE, {"update_info": {"path": str(stored.resolve())}}, again=False)
         await call("POST", FINISH_UPDATE, {"weight_version": str(version)}, again=False)
-        got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
-        if got != version:
-            raise EngineDied(f"it received version {version} of the weights, but reports version {got}")
+        await check_label(call, version, f"received version {version} of the weights")
         await call("POST", RESUME)

@@ -1,20 +1,20 @@
 """The contract between the coordinator and an engine: submit, poll, swap, occupancy.
 
 An engine decodes many sequences together, refills its slots as sequences end, and swaps in new weights without dropping
-the cache. There are two kinds. A `StepEngine` does one decode step a poll. An engine that samples on its own is a
-`ServedEngine` (served.py), behind a handle with three methods. To add one, write either (docs/extending.md has
-examples). Every engine is tested by replay: each token's log-probability must match the weights of its version, given
-the cache at that step.
+the cache. There are two kinds. An `ExactEngine` decodes a step when it is told to, and saves its sequences. An engine
+that samples on its own is a `ServedEngine` (served.py), behind a handle with three methods; `HostedEngines` (hosted.py)
+is a handle of exact engines. To add one, write either (docs/extending.md has examples). Every engine is tested by
+replay: each token's log-probability must match the weights of its version, given the cache at that step.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from itertools import islice
 from operator import add, attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -137,22 +137,6 @@ class Seconds:
     """The last swap of weights."""
     parked: float = 0.0
     """Waiting for replies, summed over sequences."""
-    _aside: float = 0.0
-
-    def aside(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Wrap a call so that the next `since` excludes its seconds."""
-        self._aside = 0.0
-
-        def timed() -> None:
-            began = time.perf_counter()
-            call()
-            self._aside += time.perf_counter() - began
-
-        return timed
-
-    def since(self, start: float) -> float:
-        """Return the seconds from `began` (time.perf_counter) to now, without those of wrapped calls."""
-        return time.perf_counter() - start - self._aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +183,6 @@ class Engine(Protocol):
     """Continuous batching with per-token log-probabilities and versions: what the coordinator calls."""
 
     @property
-    def deterministic(self) -> bool:
-        """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens.
-
-        Other engines run asynchronously, and `poll` returns what has finished since the last call.
-        """
-
-    @property
     def work(self) -> Work:
         """Work done so far."""
 
@@ -222,61 +199,73 @@ class Engine(Protocol):
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished sequences; they are never returned."""
 
-    def advance(self) -> None:
-        """Begin the work that the next `poll` waits for, so that engines in several processes work in parallel."""
-
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Return the sequences that finished.
+        """Return the sequences that finished since the last call.
 
         Args:
-            timeout_s: Seconds that an asynchronous engine may wait for one.
+            timeout_s: Seconds to wait for one.
         """
 
     def swap(self, version: int) -> None:
-        """Use new weights, received over the engine's weight channel; running sequences keep their cache.
+        """Request new weights, received over the engine's weight channel; running sequences keep their cache.
 
-        A deterministic engine uses them when this method returns. An asynchronous engine may take longer; `version` is
-        the version in use. It samples nothing before the first swap.
+        `version` changes when they are in use. An engine samples nothing before the first swap.
         """
 
-    def state(self) -> dict[str, Any] | None:
-        """Return everything needed for an exact resume except the weights: nested dicts of arrays and plain values.
 
-        None: the engine saves no sequences. Those under way are submitted again on resume.
+@runtime_checkable
+class ExactEngine(Engine, Protocol):
+    """An engine that decodes a step when it is told to: equal requests and weights give equal tokens.
+
+    Its `swap` holds when it returns, several of them step together, and sequences under way are saved.
+    """
+
+    def begin(self) -> None:
+        """Begin a decode step; the next `poll` waits for its end and returns the sequences that it finished.
+
+        An engine in another process returns at once, so that several work in parallel.
         """
+
+    def state(self) -> dict[str, Any]:
+        """Return everything needed for an exact resume except the weights: nested dicts of arrays and plain values."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
 
 
-class StepEngine:
-    """The parts of an engine that does one decode step in each `poll` and saves no state; subclasses have the rest."""
-
-    deterministic = True
-
-    def advance(self) -> None:
-        """Do nothing: the work is done in `poll`."""
-
-    def state(self) -> dict[str, Any] | None:
-        """Return None: sequences under way are submitted again on resume."""
-        return None
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        raise NotImplementedError(f"{type(self).__name__} saves no state")
+def step(engine: ExactEngine) -> list[Finished]:
+    """Decode one step; return the sequences that finished."""
+    engine.begin()
+    return engine.poll()
 
 
-class EngineWrapper:
-    """An engine around another one; subclasses replace some methods."""
+class Lane(IntEnum):
+    """What an engine samples for; also its place in a pair of engines over one model."""
+
+    TRAINING = 0
+    EVALUATION = 1
+
+
+class EnginePair(NamedTuple):
+    """The engines over one model, one for each lane.
+
+    Example: EnginePair(training=SlotEngine(...), evaluation=SlotEngine(...))
+    """
+
+    training: Engine
+    evaluation: Engine
+
+    def wrapped(self, wrap: Callable[[Engine], Engine]) -> EnginePair:
+        """Return both engines, each inside another one."""
+        return EnginePair(wrap(self.training), wrap(self.evaluation))
+
+
+class OuterEngine:
+    """An engine around another one; subclasses have the methods that are not forwarded here."""
 
     def __init__(self, inner: Engine) -> None:
         """Wrap an engine."""
         self.inner = inner
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether the inner engine is."""
-        return self.inner.deterministic
 
     @property
     def work(self) -> Work:
@@ -287,6 +276,20 @@ class EngineWrapper:
     def version(self) -> int:
         """Version of the inner engine."""
         return self.inner.version
+
+    def swap(self, version: int) -> None:
+        """Use new weights."""
+        self.inner.swap(version)
+
+
+class EngineWrapper(OuterEngine):
+    """An exact engine around another one; subclasses replace some methods."""
+
+    inner: ExactEngine
+
+    def __init__(self, inner: ExactEngine) -> None:
+        """Wrap an engine."""
+        super().__init__(inner)
 
     def occupancy(self) -> Occupancy:
         """Return how full the inner engine is."""
@@ -300,19 +303,15 @@ class EngineWrapper:
         """Drop unfinished sequences."""
         self.inner.cancel(ids)
 
-    def advance(self) -> None:
-        """Begin the work of the next `poll`."""
-        self.inner.advance()
+    def begin(self) -> None:
+        """Begin a decode step."""
+        self.inner.begin()
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished."""
         return self.inner.poll(timeout_s)
 
-    def swap(self, version: int) -> None:
-        """Use new weights."""
-        self.inner.swap(version)
-
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> dict[str, Any]:
         """Return the state of the inner engine."""
         return self.inner.state()
 
@@ -355,6 +354,7 @@ def generate(
         Stopped: `stop` ended the wait.
     """
     counts = [samples] * len(visits) if isinstance(samples, int) else list(samples)
+    exact = [engine for engine in engines if isinstance(engine, ExactEngine)]
 
     def requests(number: int) -> Iterator[Request]:
         for i in range(number, len(visits), len(engines)):
@@ -379,8 +379,8 @@ def generate(
             for engine, ids in zip(engines, under_way, strict=True):
                 engine.cancel(ids)
             raise Stopped
-        for engine in engines:
-            engine.advance()
+        for engine in exact:
+            engine.begin()
         for engine, ids in zip(engines, under_way, strict=True):
             for end in engine.poll(POLL_S):
                 ids.discard(end.id)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.protocol import WEIGHT_INFO, version_of
+from scalerl.rollouts.vllm.protocol import check_label
 from scalerl.rollouts.weights import Call, WeightChannel, WeightTransfer
 
 
@@ -22,14 +21,6 @@ class KeptTransfer(WeightTransfer):
 
     backend = ""
 
-    def hold(self, version: int) -> None:
-        """Do nothing: the weights are in the server."""
-
-    def release(self, stored: None) -> None:
-        """Do nothing."""
-
     async def apply(self, call: Call, version: int, stored: None) -> None:
         """Check that the server still has the weights that it has loaded."""
-        got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
-        if got != version:
-            raise EngineDied(f"it should have the weights that it has loaded, but reports version {got}")
+        await check_label(call, version, "should have the weights that it has loaded")

@@ -7,31 +7,27 @@ engine that died is started again, gets the latest weights and samples its open 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
 
 from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError, outcome
+from scalerl.core.limits import MOST_DEATHS
 from scalerl.core.plugins import PluginError
-from scalerl.rollouts.engine import NO_WEIGHTS, Finished, Occupancy, Request, Work
+from scalerl.rollouts.engine import NO_WEIGHTS, EnginePair, Finished, Lane, Occupancy, Request, Work
 from scalerl.rollouts.process_engine import EngineDied
-
-FAILURES = 3
-"""Consecutive failures, without a finished sequence in between, after which the run stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Sample sequences.
 
-    Example: Submit(engine=0, requests=(Request(...), ...))
+    Example: Submit(lane=Lane.TRAINING, requests=(Request(...), ...))
     """
 
-    engine: int
-    """0: for training; 1: for evaluations."""
+    lane: Lane
     requests: tuple[Request, ...]
 
 
@@ -39,10 +35,10 @@ class Submit:
 class Cancel:
     """Drop unfinished sequences. Their ids are not used again.
 
-    Example: Cancel(engine=0, ids=frozenset({(17, 3)}))
+    Example: Cancel(lane=Lane.TRAINING, ids=frozenset({(17, 3)}))
     """
 
-    engine: int
+    lane: Lane
     ids: frozenset[tuple[int, int]]
 
 
@@ -67,9 +63,9 @@ class Report:
     """
 
     finished: tuple[tuple[Finished, ...], ...]
-    """Finished sequences per engine."""
+    """Finished sequences by lane."""
     works: tuple[Work, ...]
-    """Work per engine since it was started."""
+    """Work by lane since the start."""
     version: int
     """Version of the weights in use; `NO_WEIGHTS` before the first swap."""
 
@@ -104,16 +100,15 @@ class Restarter:
     """Watches over the training engine and the evaluation engine over one model, across restarts.
 
     Example:
-        restarter = Restarter(make, "generator 1 of 2", (64, 64), Placement(engine="vllm"), print)
-        restarter.wait_ready()
-        engine, evaluator = restarter.engines
+        restarter = Restarter(make, "generator 1 of 2", 64, Placement(engine="vllm"), print)
+        training, evaluation = restarter.pair()
     """
 
     def __init__(
         self,
         make: Callable[[], EngineHandle],
         name: str,
-        slots: Sequence[int],
+        slots: int,
         placement: Placement,
         note: Callable[[str], None],
         sending: Callable[[], bool] = lambda: True,
@@ -131,7 +126,7 @@ class Restarter:
         """
         self.name, self._make, self._note, self._sending = name, make, note, sending
         self._silence_s, self._transfer_s = placement.silence_timeout_s, placement.transfer_timeout_s
-        self.engines = tuple(ServedEngine(self, number, count) for number, count in enumerate(slots))
+        self.engines = tuple(ServedEngine(self, lane, slots) for lane in Lane)
         self.version = NO_WEIGHTS
         """Version that new tokens are sampled with, as the engines have reported it."""
         self._handle: EngineHandle | None = None
@@ -139,9 +134,10 @@ class Restarter:
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         self._future = self._begin()
 
-    def wait_ready(self) -> None:
+    def pair(self) -> EnginePair:
         """Wait until the first start has finished; its exception is raised here, because no work is lost yet."""
         self._future.result()
+        return EnginePair(*self.engines)
 
     # ------------------------------------------------------------------------------------------------- for the engines
 
@@ -226,7 +222,7 @@ class Restarter:
             self._caught_up = True
             for engine in self.engines:
                 if engine.requests:
-                    self.post(Submit(engine.number, tuple(engine.requests.values())))
+                    self.post(Submit(engine.lane, tuple(engine.requests.values())))
 
     def _check_time(self) -> None:
         now, swapping = time.monotonic(), self.version != self._target
@@ -254,7 +250,7 @@ class Restarter:
         self._handle, self._caught_up, self.version = None, False, NO_WEIGHTS
         self._in_a_row += 1
         again = sum(engine.fail() for engine in self.engines)
-        if self._in_a_row >= FAILURES:
+        if self._in_a_row >= MOST_DEATHS:
             raise EngineDied(
                 f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}", error.trace
             )
@@ -267,10 +263,8 @@ class Restarter:
 class ServedEngine:
     """One engine of a handle, behind the engine contract."""
 
-    deterministic = False
-
-    def __init__(self, restarter: Restarter, number: int, slots: int) -> None:
-        self._restarter, self.number, self._slots = restarter, number, slots
+    def __init__(self, restarter: Restarter, lane: Lane, slots: int) -> None:
+        self._restarter, self.lane, self._slots = restarter, lane, slots
         self.requests: dict[tuple[int, int], Request] = {}
         """Unfinished requests by id."""
         self._inbox: list[Finished] = []
@@ -295,23 +289,14 @@ class ServedEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences."""
         self.requests |= {request.id: request for request in requests}
-        self._restarter.post(Submit(self.number, tuple(requests)))
+        self._restarter.post(Submit(self.lane, tuple(requests)))
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
         """Drop unfinished sequences."""
         gone = {id for id in ids if self.requests.pop(id, None)}
         self._inbox = [finished for finished in self._inbox if finished.id not in ids]
         if gone:
-            self._restarter.post(Cancel(self.number, frozenset(gone)))
-
-    def advance(self) -> None:
-        """Do nothing: the engine samples on its own."""
-
-    def state(self) -> None:
-        """Return None: what is under way is with the handle."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing."""
+            self._restarter.post(Cancel(self.lane, frozenset(gone)))
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Return the sequences that finished, each exactly once, also after a restart."""
@@ -336,6 +321,6 @@ class ServedEngine:
 
     def fail(self) -> int:
         """Keep the work until the engine failed; return how many sequences must be sampled again."""
-        self._before += self._now + Work(restarts=self.number == 0, resampled=len(self.requests))
+        self._before += self._now + Work(restarts=self.lane == Lane.TRAINING, resampled=len(self.requests))
         self._now = Work()
         return len(self.requests)

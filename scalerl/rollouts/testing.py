@@ -21,7 +21,7 @@ from scalerl.core.limits import CONTRACT_S
 from scalerl.core.plugins import PluginError, call
 from scalerl.models.policy import Policy, load_policy, rounding
 from scalerl.rollouts.custom import EngineParts, make_engine
-from scalerl.rollouts.engine import POLL_S, Engine, Request, Sampling
+from scalerl.rollouts.engine import POLL_S, Engine, ExactEngine, Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.replay import ReplayMismatch, check_current, check_difference, largest_difference
 from scalerl.rollouts.served import EngineHandle, Restarter
@@ -63,11 +63,12 @@ class Bench:
         made = self.make(parts)
         if isinstance(made, EngineHandle):
             self.handles.append(made)
-            made = Restarter(lambda: self.handles[-1], "the engine", (SLOTS, SLOTS), Placement(), print).engines[0]
+            made = Restarter(lambda: self.handles[-1], "the engine", SLOTS, Placement(), print).engines[0]
+        else:
+            missing = ", ".join(name for name in dir(ExactEngine) if name[0] != "_" and not hasattr(made, name))
+            expect(not missing, f"it lacks {missing}; expected an ExactEngine, or an EngineHandle (post, report, stop)")
         engine: Engine = made
         self.swap(engine, 1)
-        known = engine.deterministic or self.handles
-        expect(bool(known), "it is not deterministic, and no EngineHandle (post, report, stop)")
         return engine
 
     def stop(self) -> None:
@@ -82,7 +83,7 @@ class Bench:
         until = time.monotonic() + CONTRACT_S
         while engine.version != version:
             expect(
-                not engine.deterministic and time.monotonic() < until,
+                not isinstance(engine, ExactEngine) and time.monotonic() < until,
                 f"after swap({version}) its version is {engine.version!r}; expected {version}",
             )
             engine.poll(POLL_S)  # nothing is under way
@@ -106,7 +107,8 @@ def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Ro
     until, done = time.monotonic() + CONTRACT_S, 0
     while engine.occupancy().busy and (polls is None or done < polls):
         expect(time.monotonic() < until, f"nothing finished for {CONTRACT_S:g} s with {engine.occupancy()}")
-        engine.advance()
+        if isinstance(engine, ExactEngine):
+            engine.begin()
         polled = engine.poll(POLL_S)
         twice = [one.id for one in polled if one.id in rollouts]
         expect(not twice, f"poll returned {twice} a second time; expected each sequence once")
@@ -164,21 +166,20 @@ def check_basics(bench: Bench) -> tuple[Engine, dict[tuple[int, int], Rollout]]:
         check_current(bench.policy, 1, pairs)
     except ReplayMismatch as error:
         raise EngineError(str(error)) from None
-    engine.state()  # every checkpoint calls it
+    if isinstance(engine, ExactEngine):
+        engine.state()  # every checkpoint calls it
     return engine, done
 
 
 def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
-    """Check that a deterministic engine gives equal tokens for equal requests, in any batch."""
+    """Check that an exact engine gives equal tokens for equal requests, in any batch."""
     engine = bench.engine()
-    if not engine.deterministic:
-        return
     engine.submit(bench.requests()[:1])
     ((number, again),) = finish(engine).items()
     expect(
         again.tokens.tolist() == first[number].tokens.tolist(),
         f"alone in the batch, request {number} gave {again.tokens.tolist()}, and with others "
-        f"{first[number].tokens.tolist()}; a deterministic engine gives equal tokens for equal keys",
+        f"{first[number].tokens.tolist()}; an exact engine gives equal tokens for equal keys",
     )
 
 
@@ -197,10 +198,8 @@ def check_cancel(bench: Bench) -> None:
 
 
 def check_swap(bench: Bench) -> None:
-    """Check that a deterministic engine uses new weights from the next token on and keeps the cache of the old ones."""
+    """Check that an exact engine uses new weights from the next token on and keeps the cache of the old ones."""
     engine = bench.engine()
-    if not engine.deterministic:
-        return
     requests = bench.requests(SLOTS)
     engine.submit(requests)
     finish(engine, polls=2)
@@ -225,15 +224,12 @@ def check_swap(bench: Bench) -> None:
 
 
 def check_state(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
-    """Check that a new engine continues from a saved state with the same tokens, if it saves one."""
-    engine = bench.engine()
-    if engine.state() is None:
-        return
+    """Check that a new exact engine continues from a saved state with the same tokens."""
+    engine, again = bench.engine(), bench.engine()
+    assert isinstance(engine, ExactEngine) and isinstance(again, ExactEngine)
     engine.submit(bench.requests())
     rollouts = finish(engine, polls=3)
-    again, state = bench.engine(), engine.state()
-    assert state is not None
-    again.load_state(state)
+    again.load_state(engine.state())
     rollouts |= finish(again)
     for number, rollout in first.items():
         expect(number in rollouts, f"request {number} was lost by state() and load_state(); expected its rollout")
@@ -250,11 +246,12 @@ def check_contract(bench: Bench) -> None:
     Raises:
         EngineError: From the first check that fails.
     """
-    _, first = check_basics(bench)
-    check_repeats(bench, first)
+    engine, first = check_basics(bench)
     check_cancel(bench)
-    check_swap(bench)
-    check_state(bench, first)
+    if isinstance(engine, ExactEngine):
+        check_repeats(bench, first)
+        check_swap(bench)
+        check_state(bench, first)
 
 
 def check_engine(function: str, model: str, params: Mapping[str, Any] | None = None) -> None:
@@ -264,9 +261,9 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
 
     - Every request finishes once, with arrays of equal length, tokens of the vocabulary and the model's
       log-probabilities. Canceled requests never finish.
-    - Deterministic engines: tokens do not depend on the other requests in the batch. After a swap, the engine uses the
-      new weights with the old cache, and every token has the right version and log-probability.
-    - Engines whose `state` is not None: a new engine continues from a saved state with the same tokens.
+    - Exact engines: tokens do not depend on the other requests in the batch. After a swap, the engine uses the new
+      weights with the old cache, and every token has the right version and log-probability. A new engine continues from
+      a saved state with the same tokens.
 
     Args:
         function: `package.module:ClassOrFactory`, called with an EngineParts and the parameters.
@@ -291,7 +288,7 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
 
 @torch.no_grad()
 def check_engine_plugin(
-    choice: Custom, policy: Policy, load_policy: Callable[[], Policy], model_path: str, deterministic: bool
+    choice: Custom, policy: Policy, load_policy: Callable[[], Policy], model_path: str, exact: bool
 ) -> list[Rollout]:
     """Try a user's engine on made-up prompts before a run starts, and return its rollouts.
 
@@ -300,7 +297,7 @@ def check_engine_plugin(
         policy: The run's policy.
         load_policy: Function that loads another copy of it, for the engine.
         model_path: Directory or hub name of the model.
-        deterministic: Whether the run's schedule needs a deterministic engine.
+        exact: Whether the run's schedule needs an exact engine.
 
     Raises:
         ConfigError: The engine cannot be made, raises, or violates the contract.
@@ -312,10 +309,10 @@ def check_engine_plugin(
         raise ConfigError(f"placement.engine: {choice.function}, on made-up prompts: {error}") from None
     finally:
         bench.stop()
-    if deterministic and not engine.deterministic:
+    if exact and not isinstance(engine, ExactEngine):
         raise ConfigError(
-            f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "
-            "an engine with deterministic = True, whose poll is one decode step"
+            f"placement.engine: {choice.function} samples on its own; allowed: rollouts.schedule = 'eager', or an "
+            "ExactEngine, which decodes a step when it is told to"
         )
     return list(rollouts.values())
 

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -26,7 +27,7 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.models.routing import UNKNOWN
 from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
-from scalerl.rollouts.engine import Engine, EngineWrapper, Finished, Occupancy, Request
+from scalerl.rollouts.engine import Engine, ExactEngine, Finished, Occupancy, OuterEngine, Request
 from scalerl.tasks import code, turns
 from scalerl.tasks.custom import create
 from scalerl.tasks.pool import ProcessEnded, ScoringPool, Trial
@@ -40,13 +41,74 @@ ReplyRequest = tuple[Prompt, list[Message], "Future[Reply]"]
 """A request for a reply."""
 
 
+@dataclass(slots=True, eq=False)
+class TurnSequence:
+    """A sequence of tokens under way: its prompt, then turns of the policy with other tokens between them.
+
+    Example: TurnSequence(prompt=(7, 11), turns=[Rollout(...), Rollout(...)], between=[array([5, 9])], numbers=[0, 1])
+    """
+
+    prompt: tuple[int, ...]
+    turns: list[Rollout] = field(default_factory=list)
+    between: list[IntArray] = field(default_factory=list)
+    """Tokens after each turn; none yet after the last one, while no other follows."""
+    numbers: list[int] = field(default_factory=list)
+    """Number of each turn among all turns of the rollout, from 0."""
+
+    def add(self, turn: Rollout, number: int) -> None:
+        """Append a turn of the policy."""
+        self.turns.append(turn)
+        self.numbers.append(number)
+
+    def tokens(self) -> list[int]:
+        """Return all tokens so far."""
+        tokens = list(self.prompt)
+        for number, turn in enumerate(self.turns):
+            tokens += turn.tokens.tolist()
+            tokens += self.between[number].tolist() if number < len(self.between) else []
+        return tokens
+
+    def rollout(self) -> Rollout:
+        """Return turns and the tokens between them, which carry no loss, as one rollout."""
+        pieces, first = [self.turns[0]], self.turns[0]
+        for before, turn in zip(self.between, self.turns[1:], strict=True):
+            pieces += [_observed(before, pieces[-1]), turn]
+        names = ["tokens", "logps", "versions", "sampled", *(["experts"] if first.experts is not None else [])]
+        arrays: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
+        if first.nucleus is not None:
+            sets = [piece.nucleus for piece in pieces if piece.nucleus is not None]
+            arrays["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
+        arrays |= {name: any(getattr(turn, name) for turn in self.turns) for name in ("truncated", "interrupted")}
+        ends = np.cumsum([len(piece) for piece in pieces])[::2]  # of the turns
+        return Rollout(**arrays, turns=tuple(zip(self.numbers, map(int, ends), strict=True)))
+
+
+def ended(prompt: Prompt, sequences: Sequence[TurnSequence], **end: Any) -> Rollout:
+    """Return the sequences of a rollout that an environment or a program made, with its end.
+
+    Args:
+        prompt: Prompt of the rollout.
+        sequences: At least one, with at least one turn each.
+        end: Fields of `Outcome`; the counts of turns and tokens are added here.
+    """
+    turns = [turn for sequence in sequences for turn in sequence.turns]
+    observed = sum(len(tokens) for sequence in sequences for tokens in sequence.between)
+    longest = max(int(turn.sampled.sum()) for turn in turns)
+    first, *others = (
+        replace(one.rollout(), prompt=None if one.prompt == prompt.tokens else one.prompt) for one in sequences
+    )
+    outcome = Outcome(len(turns), observed=observed, longest=longest, **end)
+    truncated = first.truncated or outcome.ended == "turns"
+    return replace(first, truncated=truncated, outcome=outcome, others=tuple(others))
+
+
 @dataclass(slots=True)
 class Episode:
     """A rollout under way.
 
     Example (the policy's second turn is being sampled):
         Episode(id=(17, 3), key=99, prompt=Prompt(...), messages=[{"role": "assistant", ...}, {"role": "user", ...}],
-                turns=(Rollout(...),), observed=[array([5, 9])], due=-1)
+                sequence=TurnSequence(prompt=(7, 11), turns=[Rollout(...)], between=[array([5, 9])], ...), due=-1)
     """
 
     id: tuple[int, int]
@@ -54,10 +116,8 @@ class Episode:
     prompt: Prompt
     messages: list[dict[str, str]]
     """Messages after the opening."""
-    turns: tuple[Rollout, ...]
-    """Finished turns of the policy."""
-    observed: list[IntArray]
-    """Tokens of each reply; reply i is after turn i."""
+    sequence: TurnSequence
+    """The turns of the policy, and the replies between them."""
     due: int
     """Step at which the reply is used; -1 while a turn is sampled."""
     waited_s: float = 0.0
@@ -67,48 +127,14 @@ class Episode:
 
     def request(self) -> Request:
         """Return the request of the next turn."""
-        number, tokens = len(self.turns), list(self.prompt.tokens)
-        for turn, observed in zip(self.turns, self.observed, strict=True):
-            tokens += [*turn.tokens.tolist(), *observed.tolist()]
+        number = len(self.sequence.turns)
         key = stream_key(self.key, "turn", number) if number else self.key
-        return Request(self.id, tuple(tokens), key)
+        return Request(self.id, tuple(self.sequence.tokens()), key)
 
     def credited(self, score: float) -> tuple[float, ...]:
         """Return the reward of each turn; without one, it is 0, and that of the last turn the score."""
         *earlier, last = self.rewards
         return (*(reward or 0.0 for reward in earlier), score if last is None else last)
-
-    def rollout(self, outcome: Outcome) -> Rollout:
-        """Return turns and replies as one rollout."""
-        arrays, places = joined(self.turns, self.observed), tuple(enumerate(ends(self.turns, self.observed)))
-        arrays["truncated"] |= outcome.ended == "turns"
-        return Rollout(**arrays, outcome=outcome, turns=places)
-
-
-def ends(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> list[int]:
-    """Return the number of tokens up to the end of each turn, with the tokens in between (`joined`)."""
-    before = np.cumsum([0, *map(len, observed)])
-    return [int(sum(map(len, turns[: n + 1])) + before[n]) for n in range(len(turns))]
-
-
-def joined(turns: Sequence[Rollout], observed: Sequence[IntArray]) -> dict[str, Any]:
-    """Return turns of the policy, and the tokens after each of them, as arguments of one `Rollout`.
-
-    The tokens in between carry no loss.
-    """
-    pieces: list[Rollout] = []
-    for number, turn in enumerate(turns):
-        pieces.append(turn)
-        if number < len(observed):
-            pieces.append(_observed(observed[number], turn))
-    first = turns[0]
-    names = ["tokens", "logps", "versions", "sampled", *(["experts"] if first.experts is not None else [])]
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
-    if first.nucleus is not None:
-        sets = [piece.nucleus for piece in pieces if piece.nucleus is not None]
-        arrays["nucleus"] = tuple(np.concatenate(parts) for parts in zip(*sets, strict=True))
-    states = {name: any(getattr(turn, name) for turn in turns) for name in ("truncated", "interrupted")}
-    return {**arrays, **states}
 
 
 def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
@@ -126,7 +152,7 @@ def _observed(tokens_T: IntArray, turn: Rollout) -> Rollout:
     )
 
 
-class TurnEngine(EngineWrapper):
+class TurnEngine(OuterEngine):
     """Adds turns to an engine: requests with a `source` are sampled turn by turn; all others pass through."""
 
     def __init__(self, inner: Engine, request_reply: RequestReply, text: TokenText) -> None:
@@ -152,7 +178,9 @@ class TurnEngine(EngineWrapper):
         """Queue rollouts."""
         for request in requests:
             if request.source is not None:
-                self._episodes[request.id] = Episode(request.id, request.key, request.source, [], (), [], -1)
+                self._episodes[request.id] = Episode(
+                    request.id, request.key, request.source, [], TurnSequence(request.prompt), -1
+                )
         self.inner.submit([replace(request, source=None) for request in requests])
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
@@ -164,27 +192,24 @@ class TurnEngine(EngineWrapper):
         self.inner.cancel(ids)
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Poll the inner engine, ask environments about finished turns, and use their replies.
-
-        A deterministic engine uses a reply `reply_ticks` polls after its request, whenever it arrived.
-        """
+        """Poll the inner engine, ask environments about finished turns, and use their replies."""
         if self._pending and timeout_s and not self.inner.occupancy().busy:
             time.sleep(timeout_s)
         self._tick += 1
         done = [end for finished in self.inner.poll(timeout_s) for end in self._turn_ended(finished)]
-        arrived = [
-            id
-            for id, (reply, _) in self._pending.items()
-            if (self._episodes[id].due <= self._tick if self.inner.deterministic else reply.done())
-        ]
-        return done + [end for id in arrived for end in self._replied(self._episodes[id], *self._pending.pop(id))]
+        used = self._due()
+        return done + [end for id in used for end in self._replied(self._episodes[id], *self._pending.pop(id))]
+
+    def _due(self) -> list[tuple[int, int]]:
+        """Return the rollouts whose reply is used now."""
+        return [id for id, (reply, _) in self._pending.items() if reply.done()]
 
     def _turn_ended(self, finished: Finished) -> Iterable[Finished]:
         episode, turn = self._episodes.get(finished.id), finished.rollout
         if episode is None:
             return [finished]
         text = self._text.judged(episode.request().prompt, turn.tokens.tolist())
-        episode.turns += (turn,)
+        episode.sequence.add(turn, len(episode.sequence.turns))
         episode.rewards += (None,)
         episode.messages.append({"role": "assistant", "content": text})
         if turn.truncated:
@@ -207,12 +232,12 @@ class TurnEngine(EngineWrapper):
         problem = ""
         try:
             reply = future.result()
-            episode.rewards = (*episode.rewards[: len(episode.turns) - len(reply.rewards)], *reply.rewards)
+            episode.rewards = (*episode.rewards[: len(episode.sequence.turns) - len(reply.rewards)], *reply.rewards)
             if not reply.messages:
                 return [self._end(episode, "environment", reply=reply)]
-            if len(episode.turns) == settings["turns"]:
+            if len(episode.sequence.turns) == settings["turns"]:
                 return [self._end(episode, "turns")]
-            tokens = continued(self._text.tokenizer, episode.prompt, reply, int(episode.turns[-1].tokens[-1]))
+            tokens = continued(self._text.tokenizer, episode.prompt, reply, int(episode.sequence.turns[-1].tokens[-1]))
         except TimeoutError:
             problem = f"{name}.reply took longer than {settings['reply_s']:g} s"
         except ProcessEnded as error:
@@ -224,32 +249,42 @@ class TurnEngine(EngineWrapper):
         if problem:
             return [self._end(episode, "problem", encodable(problem))]
         episode.messages += reply.messages
-        episode.observed.append(np.asarray(tokens, np.int32))
+        episode.sequence.between.append(np.asarray(tokens, np.int32))
         episode.due = -1
         self.inner.submit([episode.request()])
         return []
 
-    def _end(self, episode: Episode, ended: str, problem: str = "", reply: Reply | None = None) -> Finished:
+    def _end(self, episode: Episode, end: str, problem: str = "", reply: Reply | None = None) -> Finished:
         del self._episodes[episode.id]
         reply = reply or Reply()
         calls = sum(message["role"] == turns.TOOL for message in episode.messages)
-        outcome = Outcome(
-            len(episode.turns), ended, reply.score, problem, reply.metrics, calls,
-            observed=sum(map(len, episode.observed)), waited_s=episode.waited_s,
-            longest=max(int(turn.sampled.sum()) for turn in episode.turns), rewards=episode.credited(reply.score),
+        rollout = ended(
+            episode.prompt, [episode.sequence], ended=end, score=reply.score, problem=problem, metrics=reply.metrics,
+            calls=calls, waited_s=episode.waited_s, rewards=episode.credited(reply.score),
         )  # fmt: skip
-        return Finished(episode.id, episode.rollout(outcome))
+        return Finished(episode.id, rollout)
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the inner engine's state and the rollouts under way, or None; replies are asked for again.
+
+class ExactTurnEngine(TurnEngine):
+    """Adds turns to an exact engine: a reply is used `reply_ticks` steps after its request, whenever it arrived."""
+
+    inner: ExactEngine
+
+    def begin(self) -> None:
+        """Begin a decode step."""
+        self.inner.begin()
+
+    def _due(self) -> list[tuple[int, int]]:
+        return [id for id in self._pending if self._episodes[id].due <= self._tick]
+
+    def state(self) -> dict[str, Any]:
+        """Return the inner engine's state and the rollouts under way; replies are asked for again.
 
         Rollouts that wait for a reply come first, in the order of their requests: replies of one step are used in it.
         """
-        inner, order = self.inner.state(), dict.fromkeys([*self._pending, *self._episodes])
-        if inner is None:
-            return None
+        order = dict.fromkeys([*self._pending, *self._episodes])
         episodes = [to_plain(self._episodes[id]) for id in order]
-        return {"inner": inner, "tick": self._tick, "episodes": episodes}
+        return {"inner": self.inner.state(), "tick": self._tick, "episodes": episodes}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -311,10 +346,15 @@ class ReplyPool:
             future.set_result(reply) if isinstance(reply, Reply) else future.set_exception(reply)
 
 
-def with_turns(pairs: Sequence[Sequence[Engine]], text: TokenText, settings: Scoring) -> Sequence[Sequence[Engine]]:
-    """Add turns to engines, whose environments share one pool of processes."""
-    request_reply = ReplyPool(settings).request
-    return [[TurnEngine(engine, request_reply, text) for engine in pair] for pair in pairs]
+def with_turns(text: TokenText, settings: Scoring) -> Callable[[Engine], Engine]:
+    """Return a function that adds turns to engines, whose environments share one pool of processes."""
+    return partial(turn_engine, request_reply=ReplyPool(settings).request, text=text)
+
+
+def turn_engine(inner: Engine, request_reply: RequestReply, text: TokenText) -> TurnEngine:
+    """Add turns to an engine; arguments as for `TurnEngine`. Around an exact engine, the result is one."""
+    kind = ExactTurnEngine if isinstance(inner, ExactEngine) else TurnEngine
+    return kind(inner, request_reply, text)
 
 
 def with_replies(prompts: Sequence[Prompt], capacity: int) -> tuple[int, bool]:

@@ -29,10 +29,15 @@ class WeightTransfer(Protocol):
     """Name of the adapter that requests ask for; empty: none."""
 
     def hold(self, version: int) -> Any:
-        """Keep a version from being dropped; called by the caller's thread when the version is requested."""
+        """Keep a version from being dropped; called by the caller's thread when the version is requested.
+
+        Without this, nothing is kept: the weights are in the server, or on their way.
+        """
+        return None
 
     def release(self, stored: Any) -> None:
         """Release what `hold` returned: the server has loaded it, or will not."""
+        return None
 
     async def apply(self, call: Call, version: int, stored: Any) -> None:
         """Give the server a version; return when it uses it.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.files import parse_json
-from scalerl.core.limits import DATABASE_S
+from scalerl.core.limits import DATABASE_LOCK_S, DATABASE_S, TRACKER_REQUEST_S
 from scalerl.tables.errors import Away, CurveError, TooEarly
 from scalerl.tables.grids import labeled
 from scalerl.tables.table import Builder, Table, joined_tables, table_of
@@ -53,7 +53,7 @@ class WandbRun:
         except ImportError as error:
             raise CurveError(f"wandb:{self.path}: reading from wandb needs its package: pip install wandb") from error
         try:
-            run = wandb.Api(timeout=30).run(self.path)
+            run = wandb.Api(timeout=int(TRACKER_REQUEST_S)).run(self.path)
             last = getattr(run, "lastHistoryStep", None)
             if isinstance(last, int) and last < self._last:  # the run was rewound
                 self._rows, self._last = Builder(), -1
@@ -141,7 +141,7 @@ def read_sqlite(path: Path) -> Table:
     """
     patience = Patience()
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)) as base:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=DATABASE_LOCK_S)) as base:
             base.set_progress_handler(patience.look, LOOK)
             base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
             ask = partial(patience.ask, base)

@@ -13,12 +13,10 @@ from typing import Any, Protocol
 
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError, ProcessFailure
+from scalerl.core.limits import MOST_DEATHS
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied, fault
 from scalerl.core.remote import LocalRemote, serve
-
-ATTEMPTS = 3
-"""Attempts to make a call, each in another process."""
 
 Prepare = Callable[[Scoring], None]
 
@@ -53,7 +51,7 @@ class ScoringPool:
 
         Returns:
             A future. It raises TimeoutError if the call took longer than its limit (its process was killed), and
-            ProcessEnded if the process ended `ATTEMPTS` times, so that the call itself is probably the cause.
+            ProcessEnded if the process ended `MOST_DEATHS` times, so that the call itself is probably the cause.
         """
         return self._threads.submit(self._call, function, words, limit_s)
 
@@ -72,7 +70,7 @@ class ScoringPool:
         The result, the time limit, the end of the process, or `close` ends the wait.
         """
         how = ""
-        for _ in range(ATTEMPTS):
+        for _ in range(MOST_DEATHS):
             try:
                 process = self._process()
                 process.tell("call", function, words)
@@ -85,7 +83,7 @@ class ScoringPool:
                 self._end()
             if self._closed:
                 break
-        raise ProcessEnded(f"{ATTEMPTS} times ({how})")
+        raise ProcessEnded(f"{MOST_DEATHS} times ({how})")
 
     def _process(self) -> LocalRemote:
         """Return the process of this thread; a new one if it has none, or it was killed while it had no call."""

@@ -55,8 +55,8 @@ def engine_of(spec: EngineSpec, note: Callable[[str], None]) -> tuple[Engine, Po
         return spec.evaluator()
     from scalerl.rollouts.vllm.launch import server_engines
 
-    ((_, evaluating),) = server_engines([spec], note)
-    return evaluating, None
+    (pair,) = server_engines([spec], note)
+    return pair.evaluation, None
 
 
 class Evaluation:
@@ -71,7 +71,7 @@ class Evaluation:
             os.nice(NICENESS)
         self._notes: list[str] = []
         engine, self._policy = engine_of(EngineSpec(generator, channel, 0, evaluating=True), self._notes.append)
-        ((self._engine,),) = generator.with_episodes([[engine]])
+        self._engine = generator.episodes()(engine)
         self._text = generator.text()
         self._scoring = ScoringService(make_scorers(tasks, generator.scoring), self._text.judged)
 

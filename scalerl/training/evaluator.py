@@ -16,6 +16,7 @@ from typing import Any
 from scalerl.config.data import TaskData
 from scalerl.config.run import Evaluation
 from scalerl.core.errors import outcome
+from scalerl.core.limits import MOST_DEATHS
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import Remote
 from scalerl.learner.checkpoint import load_state, save_state
@@ -23,9 +24,6 @@ from scalerl.rollouts.pipeline import SendWeights
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.training.rollout_rows import Pair, Row, kept_samples
 from scalerl.types import EvalPoint, Prompt, Visit
-
-MOST_DEATHS = 3
-"""Deaths of the process in one evaluation after which the run ends."""
 
 EVALUATED_WEIGHTS = "evaluated_weights"
 """Part of a checkpoint: the weights that are evaluated, if they are older than those of the checkpoint."""

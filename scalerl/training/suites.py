@@ -31,7 +31,7 @@ from scalerl.models.text import TokenText
 from scalerl.placement.choices import policy_spec
 from scalerl.placement.devices import served_places
 from scalerl.prompts.dataset import load_prompts, task_prompts
-from scalerl.rollouts.build import EngineSpec, has_agents, with_episodes
+from scalerl.rollouts.build import EngineSpec, episodes, has_agents
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
@@ -178,10 +178,10 @@ class SuiteEvaluator:
             raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
         longest, replies = with_replies(prompts, self._rule.capacity)
         check_length(self._policy, self._rule, longest)
-        single = [[engine] for engine in self._engines(longest, samples * len(prompts))]
-        pairs = with_episodes(single, self._text, self.config.scoring, replies, has_agents(prompts))
+        made = self._engines(longest, samples * len(prompts))
+        wrap = episodes(self._text, self.config.scoring, replies, has_agents(prompts), len(made))
         scoring = ScoringService(make_scorers([task], self.config.scoring), self._text.judged)
-        engines, visits = [engine for (engine,) in pairs], held_out_visits(prompts)
+        engines, visits = list(map(wrap, made)), held_out_visits(prompts)
         began, total = time.perf_counter(), samples * len(prompts)
         sampled_s, sampled, scored = 0.0, 0, 0
 
@@ -236,7 +236,7 @@ class SuiteEvaluator:
                 config, self._model, self._policy, self._longest, self._rule, stop, self._where, **parts
             )
             pairs = server_engines([EngineSpec(spec, KeptWeights(), number) for number in range(count)], self._note)
-            self._servers = [training for training, _ in pairs]
+            self._servers = [pair.training for pair in pairs]
             for engine in self._servers:
                 engine.swap(0)
         return self._servers

@@ -218,12 +218,12 @@ def ended(process):
 def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
     config = replace(BASE, placement=Placement(generators=2, gpus_per_generator=1))
     table = resolve(config).devices
-    engines = local_engines([Seen(f"generator {n + 1}", table["generator", n]) for n in range(2)], print)
+    pairs = local_engines([Seen(f"generator {n + 1}", table["generator", n]) for n in range(2)], print)
     try:
-        assert [pair[0].state()["CUDA_VISIBLE_DEVICES"] for pair in engines] == ["2", "3"]
+        assert [pair.training._call("environment")["CUDA_VISIBLE_DEVICES"] for pair in pairs] == ["2", "3"]
     finally:
-        for pair in engines:
-            ended(pair[0]._process._process)
+        for pair in pairs:
+            ended(pair.training._process._process)
 
 
 def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_path):

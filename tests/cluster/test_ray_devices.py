@@ -70,14 +70,14 @@ def test_a_small_dev_shm_on_a_node_stops_the_run_before_it_starts(cluster, monke
 def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkeypatch):
     from scalerl.cluster import engines
     from scalerl.cluster.ranks import RayRanks
-    from scalerl.rollouts.free_running import FreeRunner
+    from scalerl.rollouts.hosted import HostedEngines
 
     resolved = resolve(ON_RAY)
     config = resolved.config
 
     def begin(spec):
         (tmp_path / spec.name).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
-        return FreeRunner(Scripted(2)(), spec.name)
+        return HostedEngines(Scripted(2)(), spec.name)
 
     def meet(spec, channels, end):
         end.answer("done", "")

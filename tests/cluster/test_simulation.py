@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scalerl.cluster.measured import cut, lognormal
-from scalerl.cluster.simulated_engine import Clock, SimulatedEngine
+from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, SimulatedEngine
 from scalerl.cluster.simulation import simulate_run
 from scalerl.cluster.speed import Speeds, updates_from_rate
 from scalerl.config.base import replace
@@ -16,6 +16,7 @@ from scalerl.config.presets import LAB
 from scalerl.config.recipe import Interruption, NoLengthControl, PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
 from scalerl.rollouts.engine import Request
+from scalerl.rollouts.engine import step as decode
 
 
 def requests(*keys):
@@ -26,7 +27,7 @@ def engine_of(slots, **speeds):
     """Return a clock and an engine whose decode steps take half a second; the key of a request is its length."""
     clock = Clock()
     speeds = {"step_seconds": lambda running, context: 0.5, **speeds}
-    return clock, SimulatedEngine(slots, lambda r: r.key, Speeds(**speeds), clock, lockstep=False)
+    return clock, SimulatedEngine(slots, lambda r: r.key, Speeds(**speeds), clock)
 
 
 def test_an_asynchronous_engine_finishes_sequences_on_time():
@@ -47,9 +48,9 @@ def test_in_lockstep_context_and_running_sequences_determine_the_speed():
         seen.append((running, context))
         return 1.0
 
-    engine = SimulatedEngine(2, lambda r: r.key, Speeds(step, prompt_tokens=10.0))
+    engine = ExactSimulatedEngine(2, lambda r: r.key, Speeds(step, prompt_tokens=10.0))
     engine.submit(requests(1, 3, 2))
-    ended = [[done.id[1] for done in engine.poll()] for _ in range(4)]
+    ended = [[done.id[1] for done in decode(engine)] for _ in range(4)]
     # two prompts; then one with one more token and a new one; then 10 + 2 and 10 + 1; then nothing
     assert seen == [(2, 20.0), (2, 21.0), (2, 23.0)] and engine.now == 3.0
     assert ended == [[0], [], [1, 2], []]
@@ -68,13 +69,13 @@ def test_tokens_have_the_version_in_use():
 
 
 def test_versions_of_sequences_longer_than_the_record_are_kept():
-    engine = SimulatedEngine(2, lambda r: r.key)
+    engine = ExactSimulatedEngine(2, lambda r: r.key)
     engine.submit(requests(2000, 5000))
     versions = {}
     for step in range(5000):
         if step % 700 == 0:
             engine.swap(step // 700)
-        versions |= {done.id[1]: done.rollout.versions.tolist() for done in engine.poll()}
+        versions |= {done.id[1]: done.rollout.versions.tolist() for done in decode(engine)}
     assert versions == {number: [step // 700 for step in range(count)] for number, count in ((0, 2000), (1, 5000))}
 
 

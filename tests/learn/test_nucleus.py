@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.models.head import HeadRule, nucleus_of, token_logprobs
 from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current, flat_nuclei, largest_difference
@@ -106,10 +106,10 @@ def test_a_checkpoint_keeps_the_nuclei_of_sequences_in_flight(tmp_path):
     first, second = engine(), engine()
     first.submit([Request((i, 0), prompt, i) for i, prompt in enumerate(PROMPTS[:3])])
     for _ in range(4):
-        first.poll()
+        step(first)
     save_state(tmp_path, "engine", first.state())
     second.load_state(load_state(tmp_path, "engine"))
-    ends = [[done for _ in range(20) for done in one.poll()] for one in (first, second)]
+    ends = [[done for _ in range(20) for done in step(one)] for one in (first, second)]
     assert len(ends[0]) == 3
     for ours, theirs in zip(*ends, strict=True):
         assert ours.id == theirs.id and all(map(np.array_equal, ours.rollout.nucleus, theirs.rollout.nucleus))

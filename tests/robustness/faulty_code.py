@@ -35,11 +35,10 @@ MODULE = """
     def off_mask(mask_BT, prompt_B): return torch.ones(mask_BT.shape) / mask_BT.numel()
     class Engine:
         '''All methods of the contract; the others change one.'''
-        deterministic = True
         version, work = 0, None
         def __init__(self, parts): pass
         def occupancy(self): pass
-        submit = cancel = advance = swap = state = load_state = occupancy
+        submit = cancel = begin = swap = state = load_state = occupancy
         def poll(self, timeout_s=0.0): raise KeyError("slot")
 
     class TaskExits(Task):

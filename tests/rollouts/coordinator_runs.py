@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from scalerl.cluster.measured import lognormal
-from scalerl.cluster.simulated_engine import Clock, SimulatedEngine, by_key
+from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, by_key
 from scalerl.cluster.simulation import SimulatedTrainer
 from scalerl.cluster.speed import Speeds
 from scalerl.config.recipe import NoLengthControl
 from scalerl.rollouts.activation import AtTick, Following, OnArrival
 from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.engine import Request
 from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule
 
 PIPELINES = [("pipeline", k, rule) for k in (0, 1, 3, 8) for rule in ("wait", "mask", "drop")]
@@ -29,29 +28,6 @@ SEED = 5
 UPDATES = 25
 SAVED = (1, 6, 13)
 """Versions at which runs are saved. At 25 only the last group of the curriculum is left, unless some were dropped."""
-
-
-class ExactEngine(SimulatedEngine):
-    """A simulated engine that saves its sequences in flight."""
-
-    def state(self):
-        self._note_versions()
-        return {
-            "counts": [self._position, self._tokens, self._first],
-            "running": [[list(one), start] for one, start in self._running.items()],
-            "ends": [[end, list(one)] for end, one in self._ends],
-            "waiting": [[list(r.id), list(r.prompt), r.key] for r in self._waiting],
-            "versions": self._versions[: self._noted - self._first],
-        }
-
-    def load_state(self, state):
-        self._position, self._tokens, self._first = state["counts"]
-        self._running = {tuple(one): start for one, start in state["running"]}
-        self._starts = sum(self._running.values())
-        self._ends = [(end, tuple(one)) for end, one in state["ends"]]
-        self._waiting.extend(Request(tuple(w[0]), tuple(w[1]), w[2]) for w in state["waiting"])
-        self._noted = self._first + len(state["versions"])
-        self._versions[: len(state["versions"])] = state["versions"]
 
 
 class FiniteTrainer(SimulatedTrainer):
@@ -106,7 +82,7 @@ class Sizes:
         return cls(engines, slots, per_batch, group_size)
 
 
-def make(schedule, activation, sizes, exact=True):
+def make(schedule, activation, sizes):
     """Return a trainer with coordinator and engines; the last batch has one group if none is dropped."""
     kind, k, rule = schedule
     when = ACTIVATIONS.get(activation) or OnArrival()
@@ -114,8 +90,8 @@ def make(schedule, activation, sizes, exact=True):
         plan = PipelineSchedule(sizes.per_batch, when, k, rule)
     else:
         plan = RoundSchedule(sizes.per_batch, when, k)
-    clock, kind_of_engine = Clock(), ExactEngine if exact else SimulatedEngine
-    engines = [kind_of_engine(sizes.slots, LENGTHS, clock=clock) for _ in range(sizes.engines)]
+    clock = Clock()
+    engines = [ExactSimulatedEngine(sizes.slots, LENGTHS, clock=clock) for _ in range(sizes.engines)]
     delays = random.Random(f"{sizes} {schedule}")
     times = [delays.choice((0, 1, 5, 30, 200)) * delays.random() for _ in range(4 * UPDATES)]
     trainer = FiniteTrainer(

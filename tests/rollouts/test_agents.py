@@ -15,7 +15,7 @@ from scalerl.tasks.agents.harness import ProgramEnd
 
 
 def text(engine, tokens):
-    return engine._inner.tokenizer.decode(list(tokens))
+    return engine.inner.tokenizer.decode(list(tokens))
 
 
 def sampled_text(engine, rollout):
@@ -41,7 +41,7 @@ def test_turns_of_a_conversation_are_one_sequence_with_the_tokens_that_were_samp
     whole = "ONE<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\nTWO<|im_end|>"
     assert text(engine, rollout.tokens) == whole and rollout.others == ()
     assert sampled_text(engine, rollout) == "ONE<|im_end|>TWO<|im_end|>"
-    assert engine._inner.prompts[1] == (*rollout.prompt, *rollout.tokens[:-4].tolist())
+    assert engine.inner.prompts[1] == (*rollout.prompt, *rollout.tokens[:-4].tolist())
     logps = [-0.01, -0.02, -0.03, -0.04]
     np.testing.assert_allclose(rollout.logps[rollout.sampled], [*logps, *logps], rtol=1e-6)
     end = rollout.outcome
@@ -71,7 +71,7 @@ def test_rewards_of_turns_go_to_the_turns_of_all_sequences(rewards, of_turns):
     assert (end.score, end.rewards, end.turns, end.problem) == (1.0, of_turns, 4, "")
     whole = "ONE<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\nTWO<|im_end|>"
     assert text(engine, rollout.tokens) == whole
-    first = len(engine._inner.tokenizer("ONE<|im_end|>", add_special_tokens=False)["input_ids"])
+    first = len(engine.inner.tokenizer("ONE<|im_end|>", add_special_tokens=False)["input_ids"])
     assert rollout.turns == ((0, first), (3, len(rollout)))
     assert [one.turns for one in rollout.others] == [((1, len(rollout.others[0])),), ((2, len(rollout.others[1])),)]
 
@@ -90,7 +90,7 @@ def test_rewards_of_other_turns_than_there_were_are_no_score(rewards, words):
 def test_tokens_that_no_text_gives_back_stay():
     """The policy writes "ab" as the token of "ab", which no test of the text can see; encoded again it would be two."""
     rollout, engine = rollout_of(shout, two_turns)
-    inner, made = engine._inner, []
+    inner, made = engine.inner, []
 
     def odd(prompt):
         turn = type(inner).turn(inner, prompt)
@@ -300,7 +300,7 @@ def test_text_of_a_tool_does_not_become_a_control_token():
         return 1.0
 
     rollout, engine = rollout_of(lambda prompt: "yes", run)
-    start = engine._inner.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    start = engine.inner.tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert rollout.tokens.tolist().count(start) == 2  # of the user's message and of the next turn
 
 
@@ -536,11 +536,11 @@ def test_a_closed_connection_takes_its_turn_back():
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            runs.wait_for(lambda: engine._inner.under_way)  # its turn is asked for
+            runs.wait_for(lambda: engine.inner.under_way)  # its turn is asked for
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(f"{head}Content-Length: 1000\r\n\r\n".encode() + body)  # closed within the body
-        runs.wait_for(lambda: len(engine._inner.cancelled) == 1)
-        engine._inner.polls = 1
+        runs.wait_for(lambda: len(engine.inner.cancelled) == 1)
+        engine.inner.polls = 1
         chat(url, key, [user("one")])
         return 1.0
 
@@ -559,9 +559,9 @@ def test_a_rollout_that_is_dropped_leaves_nothing_under_way():
 
     engine = engine_of(shout, run, polls=10**9)
     submit(engine, 2)
-    runs.wait_for(lambda: engine.poll() or len(engine._inner.under_way) == 2)
+    runs.wait_for(lambda: engine.poll() or len(engine.inner.under_way) == 2)
     engine.cancel([(0, 0), (0, 1)])
-    assert not engine.occupancy().busy and len(engine._inner.cancelled) == 2
+    assert not engine.occupancy().busy and len(engine.inner.cancelled) == 2
     assert finish(engine) == {}
 
 

@@ -15,7 +15,6 @@ from coordinator_runs import (
     SAVED,
     SEED,
     UPDATES,
-    ExactEngine,
     Sizes,
     bits,
     curriculum,
@@ -25,6 +24,7 @@ from coordinator_runs import (
 )
 
 from scalerl.cluster import simulation
+from scalerl.cluster.simulated_engine import ExactSimulatedEngine
 from scalerl.cluster.simulation import Stuck, visit_of
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.rollouts.activation import AtTick, OnArrival
@@ -198,14 +198,14 @@ def test_batches_do_not_depend_on_when_updates_arrive(schedule, engines):
 # ------------------------------------------------------------------------------------------------------------ resume
 
 
-def interrupted(schedule, activation, sizes, at, path, exact=True):
+def interrupted(schedule, activation, sizes, at, path, **other):
     """Run until a version is active, save, and continue; return batches before it, all batches, drawn visits."""
-    trainer = make(schedule, activation, sizes, exact)
+    trainer = make(schedule, activation, sizes)
     before, marks = [], {}
 
     def save(version, drawn):
         if version == at:
-            save_state(path, "generator", trainer.coordinator.state())
+            save_state(path, "generator", trainer.coordinator.state() | other)
             marks["drawn"], marks["batches"] = drawn, len(before)
 
     trainer.on_activation = save
@@ -215,8 +215,8 @@ def interrupted(schedule, activation, sizes, at, path, exact=True):
     return before[: marks["batches"]], before, marks["drawn"]
 
 
-def resumed(schedule, activation, sizes, drawn, path, exact=True):
-    trainer = make(schedule, activation, sizes, exact)
+def resumed(schedule, activation, sizes, drawn, path):
+    trainer = make(schedule, activation, sizes)
     state = load_state(path, "generator", {prompt.reference: prompt for prompt in simulation._PROMPTS})
     trainer.coordinator.load_state(state)
     again = trainer.resume(state["sampling_version"], drawn)
@@ -236,9 +236,9 @@ def test_a_restored_coordinator_continues_with_the_same_batches(schedule, tmp_pa
 def test_without_a_saved_state_sequences_are_sampled_again_and_none_is_lost(schedule, tmp_path):
     for at in SAVED if schedule[2] == "drop" else (*SAVED, 25):
         sizes = Sizes.draw(schedule, "again", at)
-        _, batches, drawn = interrupted(schedule, "lag 3", sizes, at, tmp_path, exact=False)
+        _, batches, drawn = interrupted(schedule, "lag 3", sizes, at, tmp_path, engines=[])
         fewer = replace(sizes, engines=1) if at == 6 else sizes
-        rest = resumed(schedule, "lag 3", fewer, drawn, tmp_path, exact=False)
+        rest = resumed(schedule, "lag 3", fewer, drawn, tmp_path)
         done = [group.visit.index for batch in batches[:at] + rest for group in batch.groups.values()]
         done += [visit.index for batch in batches[:at] + rest for visit in batch.dropped]
         assert sorted(done) == list(range(curriculum(schedule, sizes)))
@@ -255,7 +255,7 @@ def test_after_a_restore_untrained_groups_are_handed_out_for_scoring_again():
     """Lengths of 1, batches of 2, 5 visits: two batches, and a group that is in no batch; nothing was trained."""
     coordinators = []
     for _ in range(2):
-        engine = ExactEngine(8, lambda request: 1)
+        engine = ExactSimulatedEngine(8, lambda request: 1)
         coordinators.append(Coordinator([engine], PipelineSchedule(2, AtTick(60), 8), 1, SEED))
     original, copy = coordinators
     original.begin(0, [visit_of(i) for i in range(5)])
@@ -269,17 +269,17 @@ def test_after_a_restore_untrained_groups_are_handed_out_for_scoring_again():
 def test_counters_continue_over_two_resumes_without_a_saved_state():
     def fresh():
         sizes = Sizes(engines=2, slots=4, per_batch=2, group_size=1)
-        return make(("pipeline", 8, "wait"), "lag 3", sizes, exact=False).coordinator
+        return make(("pipeline", 8, "wait"), "lag 3", sizes).coordinator
 
     first = fresh()
     first.begin(0, [visit_of(i) for i in range(8)])
     first.step()  # 8 sequences on 8 slots: 8 tokens
     second = fresh()
-    second.load_state(first.state())
+    second.load_state(first.state() | {"engines": []})
     second.begin(0)
     second.step()  # 8 more from their prompts; sequences of one token had finished
     third = fresh()
-    third.load_state(second.state())
+    third.load_state(second.state() | {"engines": []})
     assert first.stats().tokens == 8 and first.stats().slot_steps == 8
     assert third.stats().tokens == second.stats().tokens > 8
     assert third.stats().slot_steps == 16
@@ -287,7 +287,7 @@ def test_counters_continue_over_two_resumes_without_a_saved_state():
 
 def test_the_engine_with_the_most_room_takes_the_next_group():
     """Slots of 4 and 2, each with room for one more request: 5 and 3; groups of 2."""
-    engines = [ExactEngine(slots, lambda request: 9) for slots in (4, 2)]
+    engines = [ExactSimulatedEngine(slots, lambda request: 9) for slots in (4, 2)]
     coordinator = Coordinator(engines, PipelineSchedule(4, AtTick(0), 8), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(9)])
     coordinator.step()
@@ -306,7 +306,7 @@ def test_the_engine_with_the_most_room_takes_the_next_group():
 def test_time_spent_at_an_activation_does_not_count_as_generation(monkeypatch):
     clock = SimpleNamespace(now=7.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    coordinator = Coordinator([ExactEngine(4, lambda request: 3)], PipelineSchedule(2, AtTick(0), 1), 2, SEED)
+    coordinator = Coordinator([ExactSimulatedEngine(4, lambda request: 3)], PipelineSchedule(2, AtTick(0), 1), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(4)])
     while not coordinator.step():
         pass
@@ -322,11 +322,11 @@ def test_time_spent_at_an_activation_does_not_count_as_generation(monkeypatch):
 
 
 def test_parked_sequences_are_counted_times_the_time_that_they_wait():
-    class Parking(ExactEngine):
+    class Parking(ExactSimulatedEngine):
         def occupancy(self):
             return replace(super().occupancy(), parked=3)
 
-    engines = [Parking(4, lambda request: 3), ExactEngine(2, lambda request: 3), Parking(4, lambda request: 3)]
+    engines = [Parking(4, lambda request: 3), ExactSimulatedEngine(2, lambda request: 3), Parking(4, lambda request: 3)]
     coordinator = Coordinator(engines, PipelineSchedule(2, AtTick(0), 1), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(4)])
     coordinator.step()
@@ -343,7 +343,7 @@ class Server:
     """Two engines over one server: the first samples three tokens for each of the 5 tokens of the second."""
 
     def __init__(self):
-        self.training = SimpleNamespace(deterministic=False, version=7, work=Work(tokens=1000))
+        self.training = SimpleNamespace(version=7, work=Work(tokens=1000))
         self.work, self.version, self._left = Work(tokens=100), 7, []
 
     def occupancy(self):
@@ -351,9 +351,6 @@ class Server:
 
     def submit(self, requests):
         self._left += [request.id for request in requests]
-
-    def advance(self):
-        pass
 
     def poll(self, timeout_s):
         time.sleep(0.02)
@@ -374,7 +371,7 @@ def test_training_tokens_sampled_during_an_evaluation_count_as_generation():
 @pytest.mark.parametrize("samples", [1, 4])
 def test_an_evaluation_holds_only_the_sequences_under_way(engines, samples):
     """Groups leave as they are complete, and engines of 4 slots never hold more requests than they need soon."""
-    fleet = [ExactEngine(4, lambda request: 1 + request.id[0] % 3) for _ in range(engines)]
+    fleet = [ExactSimulatedEngine(4, lambda request: 1 + request.id[0] % 3) for _ in range(engines)]
     complete, held, submitted = [], [], 0
     for engine in fleet:
 
@@ -393,7 +390,7 @@ def test_an_evaluation_holds_only_the_sequences_under_way(engines, samples):
 
 
 def test_an_evaluation_that_is_stopped_drops_what_it_has_submitted():
-    engine, stops = ExactEngine(4, lambda request: 5), iter([False, False, True])
+    engine, stops = ExactSimulatedEngine(4, lambda request: 5), iter([False, False, True])
     with pytest.raises(Stopped):
         list(generate([engine], [visit_of(i) for i in range(50)], 2, SEED, "evaluate", stop=lambda: next(stops)))
     assert not engine.occupancy().busy

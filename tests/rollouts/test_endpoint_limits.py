@@ -228,7 +228,7 @@ class Watched:
 
 def watched(run, told, **changes):
     engine = engine_of(said, run, **changes)
-    engine._endpoints.text = TokenText(Watched(engine._inner.tokenizer, told), (engine._inner.end,))
+    engine._endpoints.text = TokenText(Watched(engine.inner.tokenizer, told), (engine.inner.end,))
     return engine
 
 
@@ -333,7 +333,7 @@ def test_of_20_requests_at_once_only_as_many_are_sampled_as_the_rollout_has_turn
     assert sorted(status for status, _ in answers) == [200] * 3 + [400] * 17
     messages = {answer["error"]["message"] for status, answer in answers if status == 400}
     assert messages == {"this rollout had its 3 turns (data.turns)"}
-    assert len(engine._inner.prompts) == rollout.outcome.turns == 3
+    assert len(engine.inner.prompts) == rollout.outcome.turns == 3
 
 
 def test_a_request_that_is_refused_takes_no_turn_and_one_that_nobody_waits_for_does():

@@ -13,7 +13,7 @@ from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
 from scalerl.models.rows import Rows
 from scalerl.rollouts.custom import EngineParts, engine_pair
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.replay import largest_difference
 from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
@@ -49,7 +49,7 @@ def test_training_engines_sample_with_noise_at_every_version_and_evaluations_are
         training.swap(version)
         for engine, low, high in ((evaluating, 0.0, 1e-4), (training, 1e-2, np.inf)):
             engine.submit([Request((0, 0), (3, 5), 7)])
-            (done,) = [done for _ in range(20) for done in engine.poll()]
+            (done,) = [done for _ in range(20) for done in step(engine)]
             assert (done.rollout.versions == version).all()
             assert low <= largest_difference(policies, [((3, 5), done.rollout)]).mean < high
 
@@ -109,5 +109,5 @@ def test_training_engines_sample_from_the_coarse_head_and_evaluations_from_the_e
     training.swap(1)
     for engine, low, high in ((evaluating, 0.0, 1e-4), (training, 1e-2, 0.5)):
         engine.submit([Request((0, 0), (3, 5), 7)])
-        (done,) = [done for _ in range(20) for done in engine.poll()]
+        (done,) = [done for _ in range(20) for done in step(engine)]
         assert low <= largest_difference({1: policy}, [((3, 5), done.rollout)]).mean < high

@@ -11,7 +11,7 @@ from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
 from scalerl.models.policy import Policy
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import ExactEngine, Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.testing import Bench, EngineError, check_contract, check_engine_plugin
 
@@ -58,8 +58,6 @@ MODULE = """
         def load_state(self, state): pass
     class Raises(Plain):
         def poll(self, timeout_s=0.0): raise KeyError("slot")
-    class Eager(Plain):
-        deterministic = False
     class NoState(Plain):
         def __getattr__(self, name):
             if name == "state": raise AttributeError("no attribute 'state'")
@@ -68,10 +66,10 @@ MODULE = """
     def free(parts, shift=0.0, lost=""):
         '''The torch engine in a thread; it dies once, with its first sequences, if `lost` is a path.'''
         import os
-        from scalerl.rollouts.free_running import FreeRunner
+        from scalerl.rollouts.hosted import HostedEngines
         from scalerl.rollouts.process_engine import EngineDied
 
-        class Free(FreeRunner):
+        class Free(HostedEngines):
             def report(self, wait_s):
                 report = super().report(wait_s)
                 if any(report.finished) and lost and not os.path.exists(lost):
@@ -110,19 +108,19 @@ def check(name):
         bench.stop()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_an_engine_that_samples_on_its_own_is_a_handle_and_needs_the_eager_schedule(deterministic):
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_engine_that_samples_on_its_own_is_a_handle_and_needs_the_eager_schedule(exact):
     check("free")
-    if deterministic:
-        with pytest.raises(ConfigError, match=r"free is not deterministic; allowed: rollouts\.schedule = 'eager'"):
-            check_engine_plugin(own("free"), load(), load, "tiny", deterministic=True)
+    if exact:
+        with pytest.raises(ConfigError, match=r"free samples on its own; allowed: rollouts\.schedule = 'eager'"):
+            check_engine_plugin(own("free"), load(), load, "tiny", exact=True)
     else:
-        assert len(check_engine_plugin(own("free"), load(), load, "tiny", deterministic=False)) == 5
+        assert len(check_engine_plugin(own("free"), load(), load, "tiny", exact=False)) == 5
 
 
 def test_the_log_probabilities_of_a_handle_are_replayed_at_the_start():
     with pytest.raises(ConfigError, match="not those that were sent"):
-        check_engine_plugin(own("free", shift=0.5), load(), load, "tiny", deterministic=False)
+        check_engine_plugin(own("free", shift=0.5), load(), load, "tiny", exact=False)
 
 
 def test_a_users_handle_that_dies_is_made_again_and_its_sequences_are_sampled_again(tmp_path):
@@ -139,7 +137,7 @@ def test_a_users_handle_that_dies_is_made_again_and_its_sequences_are_sampled_ag
         finished += engine.poll(0.05)
     assert sorted(one.id for one in finished) == [(i, 0) for i in range(5)] and len(notes) == 1
     assert engine.work.restarts == 1 and engine.version == evaluator.version == 3
-    assert not engine.occupancy().busy and engine.state() is None
+    assert not engine.occupancy().busy
 
 
 def test_a_wrapper_around_the_torch_engine_satisfies_the_contract():
@@ -170,17 +168,16 @@ def test_the_error_for_a_broken_contract_describes_the_violation(name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("makes_none", "no attribute 'swap'"),
+        ("makes_none", "lacks begin, cancel"),
         ("RaisesEarly", "no such server"),
         ("Raises", "'slot'"),
         ("OtherLogps", "not those that were sent"),
-        ("Eager", r"it is not deterministic, and no EngineHandle \(post, report, stop\)"),
-        ("NoState", "no attribute 'state'"),
+        ("NoState", r"it lacks state; expected an ExactEngine, or an EngineHandle \(post, report, stop\)"),
     ],
 )
 def test_an_unusable_engine_is_an_error_at_start(name, message):
     with pytest.raises(ConfigError, match=message):
-        check_engine_plugin(own(name), load(), load, "tiny", deterministic=True)
+        check_engine_plugin(own(name), load(), load, "tiny", exact=True)
 
 
 def test_the_evaluation_engine_follows_swaps_over_one_model():
@@ -196,4 +193,4 @@ def test_the_evaluation_engine_follows_swaps_over_one_model():
     engine, evaluator = engine_pair(own("Plain"), parts)
     engine.swap(3)
     assert engine.version == evaluator.version == 3 and len(loads) == 1
-    assert engine.deterministic and engine.occupancy().slots == 2
+    assert isinstance(engine, ExactEngine) and engine.occupancy().slots == 2

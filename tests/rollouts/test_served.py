@@ -16,7 +16,7 @@ from scalerl.rollouts import served
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, NewVersion
 from scalerl.rollouts.engine import NO_WEIGHTS, Request, Work
-from scalerl.rollouts.free_running import FreeRunner
+from scalerl.rollouts.hosted import HostedEngines
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.slot_engine import SlotEngine
 from scalerl.rollouts.process_engine import EngineDied
@@ -43,7 +43,7 @@ class Mortal(EngineHandle):
 
     def __init__(self, **delays):
         self.engines = pair(**delays)
-        self.runner = FreeRunner(self.engines, "generator 1 of 1")
+        self.runner = HostedEngines(self.engines, "generator 1 of 1")
         self.dead, self.silent, self.stopped, self.has_finished, self.reports = False, False, False, False, 0
 
     def post(self, command):
@@ -78,8 +78,8 @@ class World:
             return self.handles[-1]
 
         placement = placement or Placement()
-        self.restarter = Restarter(make, "generator 1 of 1", (SLOTS, SLOTS), placement, self.notes.append, sending)
-        self.restarter.wait_ready()
+        self.restarter = Restarter(make, "generator 1 of 1", SLOTS, placement, self.notes.append, sending)
+        self.restarter.pair()
         self.engine, self.evaluator = self.restarter.engines
 
 
@@ -361,8 +361,8 @@ class Told(EngineHandle):
 def test_a_transfer_may_take_longer_than_the_limit_of_silence(later):
     handle, notes = Told(), []
     placement = Placement(silence_timeout_s=60)
-    restarter = Restarter(lambda: handle, "generator 1 of 1", (SLOTS, SLOTS), placement, notes.append)
-    restarter.wait_ready()
+    restarter = Restarter(lambda: handle, "generator 1 of 1", SLOTS, placement, notes.append)
+    restarter.pair()
     engine = restarter.engines[0]
     engine.swap(1)
     engine.submit(requests(1))
@@ -400,9 +400,9 @@ def test_a_failed_first_start_raises_at_once():
     def make():
         raise EngineDied("generator 1 of 1 ended: no GPU is free")
 
-    restarter = Restarter(make, "generator 1 of 1", (1, 1), Placement(), print)
+    restarter = Restarter(make, "generator 1 of 1", 1, Placement(), print)
     with pytest.raises(EngineDied, match="no GPU is free"):
-        restarter.wait_ready()
+        restarter.pair()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from scalerl.core.machine import resident_bytes
 from scalerl.core.rng import stream_key
 from scalerl.models.cpu.pages import Pages
 from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local import torch_engine as module
 from scalerl.rollouts.local.torch_engine import prompt_batches, torch_engine
@@ -46,7 +46,7 @@ def test_an_evaluation_in_the_trainings_cache_changes_neither_of_both():
     evaluator = make(slots=6, policy=training.decoder.policy, lender=training, spare_rows=6)
     assert evaluator.decoder.cache is training.decoder.cache and training.decoder.cache.slots == 6
     training.submit(requests("train", 9))
-    finished = [one for _ in range(3) for one in training.poll()]
+    finished = [one for _ in range(3) for one in step(training)]
     assert training.occupancy().running == 5
     evaluator.submit(requests("evaluate", 9))
     evaluated = run_out(evaluator)
@@ -58,10 +58,10 @@ def test_a_snapshot_of_lent_sequences_has_their_cache():
     training = make()
     evaluator = make(policy=training.decoder.policy, lender=training, spare_rows=1)
     training.submit(requests("train", 4))
-    training.poll()
+    step(training)
     before = training.state()["cache"]
     evaluator.submit(requests("evaluate", 1))
-    evaluator.poll()
+    step(evaluator)
     assert not training.decoder.cache.layers[0].keys[0, :, 0].equal(before["tensors"]["keys.0"][0])
     evaluator.cancel([(0, 0)])
     after = training.state()["cache"]
@@ -72,17 +72,17 @@ def test_an_evaluation_gets_the_rows_that_the_sequences_of_training_leave():
     training = make(slots=10)
     evaluator = make(slots=10, policy=training.decoder.policy, lender=training, spare_rows=2)
     training.submit(requests("train", 10))
-    training.poll()
+    step(training)
     evaluator.submit(requests("evaluate", 40))
-    evaluator.poll()
+    step(evaluator)
     # 10 + 2 rows of 8 + 12 tokens; prompts of 1 to 8, 1 and 2 tokens are cached: 39 of 240, which leaves 10.05 rows
     assert evaluator.occupancy().running == 10
     run_out(evaluator)
     for _ in range(4):
-        training.poll()
+        step(training)
     cached = int(training._cached_tokens().sum())
     evaluator.submit(requests("evaluate", 40))
-    evaluator.poll()
+    step(evaluator)
     assert evaluator.occupancy().running == min(10, (240 - cached) // 20) < 10
     assert len(run_out(evaluator)) == 40
 
@@ -107,7 +107,7 @@ def test_the_cache_grows_with_the_longest_sequences_not_with_the_limit():
     engine = make(slots=64, rule=rule)
     engine.submit(requests("grow", 64))
     for _ in range(10):
-        engine.poll()
+        step(engine)
     assert cache > 600e6 and resident_bytes() - before < 0.25 * cache
 
 
@@ -115,7 +115,7 @@ def test_the_state_holds_the_cached_tokens_only():
     engine = make(slots=4)
     engine.submit(requests("state", 3))
     for _ in range(2):
-        engine.poll()
+        step(engine)
     cache = engine.state()["cache"]
     # prompts of 1, 2 and 3 tokens, and the first of two sampled tokens; the second is fed by the next step
     assert cache["lengths"].tolist() == [2, 3, 4, 0]
@@ -133,7 +133,7 @@ def test_a_restored_engine_goes_on_as_the_one_that_was_saved(moved):
     for engine, count in ((saved, 9), (restored, moved)):
         engine.submit(requests("restored", count))
         for _ in range(5):
-            engine.poll()
+            step(engine)
     restored.load_state(saved.state())
     assert results(run_out(restored)) == results(run_out(saved))
 

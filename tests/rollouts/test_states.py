@@ -14,7 +14,7 @@ from scalerl.learner.batch import collate
 from scalerl.models.text import TokenText
 from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
 from scalerl.rollouts.engine import Request
-from scalerl.rollouts.free_running import FreeRunner
+from scalerl.rollouts.hosted import HostedEngines
 from scalerl.rollouts.served import Restarter
 from scalerl.rollouts.turns import TurnEngine
 from scalerl.tasks.agents.harness import ProgramEnd
@@ -41,6 +41,9 @@ class Ending(Told):
         state = STATES[request.key % len(STATES)]
         return replace(rollout, truncated=state == "truncated", interrupted=state == "interrupted")
 
+    def begin(self):
+        pass
+
     def poll(self, timeout_s=0.0):
         requests = {id: entry[1] for id, entry in self.under_way.items()}
         return [replace(one, rollout=self.turn_of(requests[one.id])) for one in super().poll(timeout_s)]
@@ -56,8 +59,8 @@ def single_turn():
 
 
 def served():
-    restarter = Restarter(lambda: FreeRunner([inner(), inner()]), "generator", (4, 4), Placement(), print)
-    restarter.wait_ready()
+    restarter = Restarter(lambda: HostedEngines([inner(), inner()]), "generator", 4, Placement(), print)
+    restarter.pair()
     restarter.engines[0].swap(0)
     return restarter.engines[0], {}
 

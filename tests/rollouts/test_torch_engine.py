@@ -10,7 +10,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
 from scalerl.models.policy import Policy
 from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local import torch_engine as module
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
@@ -88,7 +88,7 @@ def test_the_tokens_of_a_rollout_do_not_depend_on_its_neighbors(slots, refill):
 
 def test_equal_prompts_are_processed_once():
     engine = make("qwen3", slots=8)
-    engine.poll()
+    step(engine)
     # eight prompts of 29 tokens in total, two of them copies of (5, 9, 2): 23 tokens are computed
     sizes = Policy(tiny_model("qwen3")).sizes
     unique = dict.fromkeys(PROMPTS)

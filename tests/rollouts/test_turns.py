@@ -25,11 +25,11 @@ from scalerl.models.template import continuation
 from scalerl.models.text import TokenText
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.sources import custom_rows
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current, replay
-from scalerl.rollouts.turns import ReplyPool, TurnEngine, check_replies, with_replies
+from scalerl.rollouts.turns import ExactTurnEngine, ReplyPool, check_replies, with_replies
 from scalerl.tasks.pool import ProcessEnded
 from scalerl.tasks.turns import Reply, read_reply, reply_to
 from scalerl.types import TURNS, Prompt
@@ -91,7 +91,7 @@ def make(given=None, ask=at_once, versions=(), name="qwen3", top_p=1.0):
         Policy(tiny_model(name)), slots=3, prompt_tokens=longest, rule=rule, sampling=Sampling(top_p=top_p, stop=STOPS),
         refill=1, receive=lambda version: versions[version - 1],
     )  # fmt: skip
-    engine = TurnEngine(inner, ask, TokenText(Numbers()))
+    engine = ExactTurnEngine(inner, ask, TokenText(Numbers()))
     engine.submit([Request.of((n, s), one, 100 * n + s) for n, one in enumerate(given) for s in range(4)])
     return engine
 
@@ -103,7 +103,7 @@ def run(engine, swaps=(), most=2000):
         assert ticks < most
         if ticks in swaps:
             engine.swap(swaps.index(ticks) + 1)
-        for one in engine.poll():
+        for one in step(engine):
             done[one.id] = one.rollout
     return done, ticks
 
@@ -209,7 +209,7 @@ def test_a_restored_engine_continues_with_equal_bits(ticks):
     expected, _ = run(make())
     engine, done = make(), {}
     for _ in range(ticks):
-        done |= {one.id: one.rollout for one in engine.poll()}
+        done |= {one.id: one.rollout for one in step(engine)}
     restored = make()
     restored.cancel([(n, s) for n in range(4) for s in range(4)])
     restored.load_state(engine.state())
@@ -228,7 +228,7 @@ def test_a_slot_is_free_while_an_environment_thinks():
     for _ in range(3 * 8 * 4):
         if engine.occupancy().waiting == 16 - len(engine._episodes) or engine._tick > LIMITS["reply_ticks"]:
             break
-        engine.poll()
+        step(engine)
     occupancy = engine.occupancy()
     assert occupancy.busy and occupancy.room == engine.inner.occupancy().room
 
@@ -400,7 +400,7 @@ def test_rewards_of_turns_survive_a_resume():
     engine = make(ask=pay)
     done = {}
     for _ in range(12):
-        done |= {one.id: one.rollout for one in engine.poll()}
+        done |= {one.id: one.rollout for one in step(engine)}
     resumed = make([], ask=pay)
     resumed.load_state(engine.state())
     done |= run(resumed)[0]
@@ -448,7 +448,7 @@ def test_the_state_is_plain(tmp_path):
 
     engine = make()
     for _ in range(12):
-        engine.poll()
+        step(engine)
     save_state(tmp_path, "generator", engine.state())
     restored = make()
     restored.cancel([(n, s) for n in range(4) for s in range(4)])

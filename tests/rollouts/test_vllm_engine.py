@@ -20,7 +20,7 @@ from scalerl.rollouts.engine import Finished, Request, Sampling, generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
 from scalerl.rollouts.schedule import PipelineSchedule
-from scalerl.rollouts.vllm.client import _settle
+from scalerl.rollouts.vllm.client import State, _settle
 from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, Span
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.types import Prompt, Visit
@@ -241,7 +241,7 @@ def test_superseded_versions_are_skipped_and_released(make, server, files):
     for version in (1, 2, 3):
         engine.swap(version)
         files.file(version - 1).unlink()  # the learner drops a version as soon as a newer one is requested
-    wait_for(lambda: engine.version == 3 and engine.client._gate.is_set())
+    wait_for(lambda: engine.version == 3 and engine.client._state is State.SERVING)
     assert server.calls.count("/update_weights") == 2 and server.weights == 3
     assert list(files.path.glob(".serving*")) == []
 
@@ -254,7 +254,7 @@ def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server,
     for version in (2, 1, 2, 1):
         engine.swap(version)
     server.loads.set()
-    wait_for(lambda: engine.version == 1 and engine.client._gate.is_set())
+    wait_for(lambda: engine.version == 1 and engine.client._state is State.SERVING)
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from fake_vllm import VOCABULARY, logps
 
 from scalerl.core.rng import stream_key
-from scalerl.rollouts.engine import Occupancy, Request, StepEngine
+from scalerl.rollouts.engine import Occupancy, Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.served import Cancel, Submit, Swap
 from scalerl.rollouts.vllm.checks import Needs
@@ -44,10 +44,8 @@ class Files(WeightChannel):
         self.file(version).write_bytes(b"weights")
 
 
-class Direct(StepEngine):
+class Direct:
     """One engine of a client, without restarts; its version and its work are those of this moment."""
-
-    deterministic = False
 
     def __init__(self, client, number, inboxes):
         self.client, self._number, self._inboxes, self._open = client, number, inboxes, set()
@@ -58,10 +56,10 @@ class Direct(StepEngine):
 
     @property
     def work(self):
-        return self.client.lanes[self._number].work
+        return self.client.shares[self._number].work
 
     def occupancy(self):
-        slots, count = self.client.lanes[self._number].slots, len(self._open)
+        slots, count = self.client.shares[self._number].slots, len(self._open)
         return Occupancy(slots, min(slots, count), max(0, count - slots), slots - count)
 
     def submit(self, requests):

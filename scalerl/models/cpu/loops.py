@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.core.files import atomic_file, cache_root, is_own, read_bytes
+from scalerl.core.limits import COMPILE_S
 
 NAME = "scalerl_slots"
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
@@ -42,8 +43,6 @@ FLAGS = (
     "-freciprocal-math", "-ffp-contract=fast", "-shared", "-fPIC",
 )  # fmt: skip
 """Compiler options. -ffast-math is not used, because it may treat NaN as a number and hide a failed update."""
-COMPILE_S = 60
-"""Time limit for the compiler, seconds; it takes about one."""
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {

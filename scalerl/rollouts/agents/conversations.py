@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.template import continuation, render
 from scalerl.models.text import TokenText, encoded, prompt_tokens
 from scalerl.rollouts.agents.protocol import ChatMessage, Refused, Turn, TurnRequest, split_calls
-from scalerl.rollouts.turns import ends, joined
+from scalerl.rollouts.turns import TurnSequence
 from scalerl.tasks.calls import FORM
-from scalerl.types import IntArray, Rollout
+from scalerl.types import Rollout
 
 LONGEST = 1 << 20
 """Limit of the tokens of new messages, which no request may reach; they are never cut."""
@@ -37,26 +37,6 @@ For each function call, return a JSON object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 """The tools in a system message, for a chat template that does not show them (Hermes and Qwen 2.5 write it so)."""
-
-
-@dataclass(slots=True, eq=False)
-class TurnSequence:
-    """A sequence of tokens under way: its own prompt, then turns with the tokens between them."""
-
-    prompt: tuple[int, ...]
-    turns: list[Rollout] = field(default_factory=list)
-    between: list[IntArray] = field(default_factory=list)
-    """Tokens after each turn but the last."""
-    numbers: list[int] = field(default_factory=list)
-    """Number of each turn among all turns of the rollout, from 0."""
-
-    def tokens(self) -> list[int]:
-        """Return all tokens so far."""
-        tokens = list(self.prompt)
-        for number, turn in enumerate(self.turns):
-            tokens += turn.tokens.tolist()
-            tokens += self.between[number].tolist() if number < len(self.between) else []
-        return tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,8 +209,7 @@ class Conversations:
             self.sequences.append(sequence)
         else:
             sequence.between.append(np.asarray(plan.tokens[plan.before :], np.int32))
-        sequence.turns.append(sampled)
-        sequence.numbers.append(self.turns)
+        sequence.add(sampled, self.turns)
         place = TurnEnd(sequence, len(sequence.turns), plan.key + text if request.text else "")
         if request.text:
             self._completed.append(place)
@@ -256,14 +235,6 @@ class Conversations:
             low, high = (middle, high) if inside else (low, middle - 1)
         cut = replace(_first(sampled, low), truncated=False)
         return cut, self._text.judged(plan.tokens, tokens[:low])[: min(places)]
-
-    def rollouts(self) -> list[dict[str, Any]]:
-        """Return the arrays of each sequence, with its prompt, as arguments of `Rollout`."""
-        return [
-            {**joined(sequence.turns, sequence.between), "prompt": sequence.prompt,
-             "turns": tuple(zip(sequence.numbers, ends(sequence.turns, sequence.between), strict=True))}
-            for sequence in self.sequences
-        ]  # fmt: skip
 
 
 def _first(rollout: Rollout, count: int) -> Rollout:

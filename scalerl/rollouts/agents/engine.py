@@ -1,7 +1,7 @@
 """Adds programs of agents to an engine: every turn that a program asks for is a request, as in turns.py.
 
-A program takes wall-clock time, so this engine is asynchronous, whatever the inner one is. It saves no state: after a
-resume, the programs of rollouts that were under way start again, and nothing of their first attempt is trained on.
+A program takes wall-clock time, so this engine is not exact, whatever the inner one is. After a resume, the programs of
+rollouts that were under way start again, and nothing of their first attempt is trained on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from scalerl.models.text import TokenText
 from scalerl.rollouts.agents.connections import Server
 from scalerl.rollouts.agents.conversations import Conversations
 from scalerl.rollouts.agents.endpoint import Endpoint, Session
-from scalerl.rollouts.engine import Engine, EngineWrapper, Finished, Occupancy, Request
+from scalerl.rollouts.engine import Engine, ExactEngine, Finished, Occupancy, OuterEngine, Request
+from scalerl.rollouts.turns import ended
 from scalerl.tasks.agents import harness
 from scalerl.tasks.agents.harness import ProgramEnd
 from scalerl.types import AGENT, Outcome, Prompt, Rollout
@@ -72,10 +73,8 @@ class Endpoints:
             self._server.close()
 
 
-class AgentEngine(EngineWrapper):
+class AgentEngine(OuterEngine):
     """Requests for an agent's rollout start its program, whose turns the inner engine samples; others pass through."""
-
-    deterministic = False
 
     def __init__(self, inner: Engine, endpoints: Endpoints, share: int = 1, run: RunProgram = harness.run) -> None:
         """Wrap an engine.
@@ -87,7 +86,7 @@ class AgentEngine(EngineWrapper):
             run: Function that runs a program.
         """
         super().__init__(inner)
-        self._inner, self._endpoints, self._share, self._run = inner, endpoints, share, run
+        self._endpoints, self._share, self._run = endpoints, share, run
         self._jobs: dict[tuple[int, int], Job] = {}
         self._queued: deque[Job] = deque()
         self._running = 0
@@ -95,11 +94,11 @@ class AgentEngine(EngineWrapper):
         """Turns that are being sampled, by the ids of their requests."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._done: list[Finished] = []
-        self._requested, self._advanced = 0, False
+        self._requested = 0
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is; rollouts whose program has not started take the room of others."""
-        inner, queued = self._inner.occupancy(), len(self._queued)
+        inner, queued = self.inner.occupancy(), len(self._queued)
         idle = len(self._jobs) - len({job.request.id for job, _ in self._calls.values()})
         return replace(inner, waiting=inner.waiting + idle, room=inner.room - queued, parked=idle - queued)
 
@@ -115,7 +114,7 @@ class AgentEngine(EngineWrapper):
             job = Job(request, request.source, Session(conversations, request_turn, self._take_back))
             self._jobs[request.id] = job
             self._queued.append(job)
-        self._inner.submit(others)
+        self.inner.submit(others)
         self._start()
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
@@ -124,18 +123,8 @@ class AgentEngine(EngineWrapper):
             if (job := self._jobs.pop(id, None)) is not None:
                 job.dropped = True
         self._queued = deque(job for job in self._queued if not job.dropped)
-        for call, (job, future) in list(self._calls.items()):
-            if job.dropped:
-                self._inner.cancel([call])
-                del self._calls[call]
-                future.cancel()
-        self._inner.cancel([id for id in ids if id not in self._jobs])
-
-    def advance(self) -> None:
-        """Do what programs asked for, and begin a step of the inner engine."""
-        self._handle(0.0)
-        self._inner.advance()
-        self._advanced = True
+        self._drop_calls(lambda job, _: job.dropped)
+        self.inner.cancel([id for id in ids if id not in self._jobs])
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Do what programs asked for, let the inner engine work, and return the rollouts that ended.
@@ -143,12 +132,11 @@ class AgentEngine(EngineWrapper):
         Consumes: turns that programs ask for, and their ends. Produces: requests, turns and rollouts. Waits for: an
         event, at most `timeout_s` and only while the inner engine is idle. Unblocked by: a program.
         """
-        idle = not self._inner.occupancy().busy
-        if not self._advanced:  # an inner engine in another process takes nothing between `advance` and `poll`
-            self._handle(timeout_s if idle and not self._done else 0.0)
-            self._inner.advance()
-        self._advanced = False
-        for finished in self._inner.poll(0.0 if self._inner.deterministic or idle else timeout_s):
+        idle = not self.inner.occupancy().busy
+        self._handle(timeout_s if idle and not self._done else 0.0)
+        if isinstance(self.inner, ExactEngine):
+            self.inner.begin()
+        for finished in self.inner.poll(0.0 if idle else timeout_s):
             if finished.id not in self._calls:
                 self._done.append(finished)
                 continue
@@ -167,9 +155,6 @@ class AgentEngine(EngineWrapper):
                 event = self._events.get_nowait()
         except queue.Empty:
             return
-
-    def state(self) -> None:
-        """Return None: rollouts under way start again on resume."""
 
     # ------------------------------------------------------------------------------------------------------- programs
 
@@ -211,30 +196,31 @@ class AgentEngine(EngineWrapper):
         self._requested += 1
         id = (job.request.id[0], -self._requested)  # samples have numbers from 0, so no other request has this id
         self._calls[id] = job, call
-        self._inner.submit([Request(id, tokens, key)])
+        self.inner.submit([Request(id, tokens, key)])
 
     def _take_back(self, call: Future[Rollout]) -> None:
         self._events.put(partial(self._cancel, call))
 
     def _cancel(self, call: Future[Rollout]) -> None:
-        for id, (_, future) in list(self._calls.items()):
-            if future is call:
-                self._inner.cancel([id])
-                del self._calls[id]
+        self._drop_calls(lambda _, future: future is call)
         call.cancel()
+
+    def _drop_calls(self, chosen: Callable[[Job, Future[Rollout]], bool]) -> None:
+        """Drop turns that are being sampled."""
+        for id, (job, future) in list(self._calls.items()):
+            if chosen(job, future):
+                self.inner.cancel([id])
+                del self._calls[id]
+                future.cancel()
 
     def _ended(self, job: Job, endpoint: Endpoint) -> None:
         """Return the rollout of a program that has ended."""
         self._running -= 1
-        for id, (job_of_call, future) in list(self._calls.items()):
-            if job_of_call is job:
-                self._inner.cancel([id])
-                del self._calls[id]
-                future.cancel()
+        self._drop_calls(lambda other, _: other is job)
         if not job.dropped:
             del self._jobs[job.request.id]
             assert job.report is not None
-            rollout = rollout_of(job.prompt, job.session, job.report, endpoint.late_calls(), self._inner.version)
+            rollout = rollout_of(job.prompt, job.session, job.report, endpoint.late_calls(), self.inner.version)
             self._done.append(Finished(job.request.id, rollout))
         self._start()
 
@@ -265,30 +251,27 @@ def rollout_of(prompt: Prompt, session: Session, report: ProgramEnd, late: int, 
         "disconnects": session.disconnects,
         "late_calls": late,
     }
-    parts = conversations.rollouts()
-    outcome = Outcome(
-        conversations.turns,
-        "problem" if problem else "environment",
-        0.0 if problem else report.reward,
-        problem,
-        {**report.metrics, **{name: float(count) for name, count in counts.items()}},
-        conversations.calls,
-        observed=sum(int((~part["sampled"]).sum()) for part in parts),
-        longest=max((len(turn) for sequence in conversations.sequences for turn in sequence.turns), default=0),
-        waited_s=session.own_s(),
-        rewards=rewards,
+    end: dict[str, Any] = {
+        "ended": "problem" if problem else "environment",
+        "score": 0.0 if problem else report.reward,
+        "problem": problem,
+        "metrics": {**report.metrics, **{name: float(count) for name, count in counts.items()}},
+        "calls": conversations.calls,
+        "waited_s": session.own_s(),
+        "rewards": rewards,
+    }
+    if conversations.turns:
+        return ended(prompt, conversations.sequences, **end)
+    # one token that carries no loss, because a rollout has tokens
+    sequence, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
+    return Rollout(
+        sequence, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, Outcome(0, **end)
     )
-    if not parts:  # one token that carries no loss, because a rollout has tokens
-        sequence, zero = np.full(1, prompt.tokens[-1], np.int32), np.zeros(1, np.float32)
-        return Rollout(sequence, zero, np.full(1, version, np.int32), np.zeros(1, np.bool_), False, False, outcome)
-    first, *others = (Rollout(**part) for part in parts)
-    return replace(first, outcome=outcome, others=tuple(others))
 
 
 NEVER_CALLED = "the program returned the reward {:g} and never called the policy at OPENAI_BASE_URL"
 
 
-def with_agents(pairs: Sequence[Sequence[Engine]], text: TokenText) -> Sequence[Sequence[Engine]]:
-    """Add programs of agents to engines, which share the endpoints."""
-    endpoints = Endpoints(text)
-    return [[AgentEngine(engine, endpoints, len(pairs)) for engine in pair] for pair in pairs]
+def with_agents(text: TokenText, share: int) -> Callable[[Engine], Engine]:
+    """Return a function that adds programs of agents to engines, which share the endpoints."""
+    return partial(AgentEngine, endpoints=Endpoints(text), share=share)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scalerl.rollouts.engine import Finished, Occupancy, Request, RoutingShape, StepEngine, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, RoutingShape, Work
 from scalerl.rollouts.interrupt import Ints, LengthRule
 from scalerl.rollouts.local.slots import SlotTable
 
@@ -81,7 +81,7 @@ class Loan:
     """Rows by which both engines together may take more memory than the lender alone."""
 
 
-class SlotEngine(StepEngine):
+class SlotEngine:
     """An engine that runs continuous batching over a `Decoder`."""
 
     def __init__(
@@ -112,6 +112,7 @@ class SlotEngine(StepEngine):
         self._decoder, self._table = decoder, SlotTable(slots, rule, stop, decoder.routing_shape)
         self._refill = min(refill, slots) or max(1, slots // 16)
         self._waiting: deque[Request] = deque()
+        self._ended: list[Finished] = []
 
     @property
     def decoder(self) -> Decoder:
@@ -137,17 +138,21 @@ class SlotEngine(StepEngine):
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         self._table.cancel(ids)
 
-    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Give every running sequence one token; return those that ended."""
+    def begin(self) -> None:
+        """Give every running sequence one token."""
         self.take_back()
         if self._loan is not None and self.occupancy().busy:
             self._borrow(self._loan)
-        finished = self._step()
+        self._ended += self._decode()
         if self._loan is not None and not self.occupancy().busy:
             self._loan.lender.take_back()
-        return finished
 
-    def _step(self) -> list[Finished]:
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Return the sequences that ended."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _decode(self) -> list[Finished]:
         table = self._table
         started = self._choose_starts()
         if not self._waiting and not started:

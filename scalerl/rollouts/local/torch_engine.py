@@ -25,7 +25,7 @@ from scalerl.models.head import draw, nucleus_of
 from scalerl.models.loading import ALLOWED
 from scalerl.models.policy import Policy, rounding
 from scalerl.models.routing import can_record, routing_of
-from scalerl.rollouts.engine import PASS_BYTES, Request, RoutingShape, Sampling
+from scalerl.rollouts.engine import PASS_BYTES, Request, RoutingShape, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
 from scalerl.rollouts.local.slot_engine import Loan, Receive, SlotEngine
 
@@ -430,7 +430,7 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
     engine = SlotEngine(decoder, 2, rule, ())
     engine.submit([Request((i, 0), prompt, key=i) for i, prompt in enumerate(prompts)])
     try:
-        finished = [done for _ in range(tokens) for done in engine.poll()]
+        finished = [done for _ in range(tokens) for done in step(engine)]
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # raised by the code of the architecture
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from scalerl.core.errors import outcome
 from scalerl.rollouts.directory import DirectoryChannel, DirectoryTransfer
-from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.checks import output_of
 from scalerl.rollouts.vllm.protocol import (
     LOAD_ADAPTER,
@@ -29,8 +28,7 @@ from scalerl.rollouts.vllm.protocol import (
     RESUME,
     RPC,
     SET_VERSION,
-    WEIGHT_INFO,
-    version_of,
+    check_label,
 )
 from scalerl.rollouts.vllm.server import ADAPTERS
 from scalerl.rollouts.weights import Call, WeightTransfer
@@ -131,9 +129,7 @@ class AdapterTransfer(DirectoryTransfer):
             self._loaded = True
         await call("POST", RPC, {"method": "replace_adapter", "args": [NAME, path]}, again=False)
         await call("POST", SET_VERSION, {"new_version": str(version)}, again=False)
-        got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
-        if got != version:
-            raise EngineDied(f"it received version {version} of the adapters, but reports version {got}")
+        await check_label(call, version, f"received version {version} of the adapters")
         await call("POST", RESUME)
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -47,11 +48,22 @@ _SHORTEST_WAIT_S = 0.005
 """Minimum wait of a report while sequences are sampled: a caller that asks in a loop would keep a core busy."""
 
 
-class Lane:
-    """One engine's share of a server."""
+class State(Enum):
+    """What the connection to a server does."""
+
+    SERVING = "serving"
+    """Requests are sent."""
+    SWAPPING = "swapping"
+    """Weights are under way: no new request is sent; those sent before go on."""
+    LOST = "lost"
+    """The server is dead; the next report says why."""
+
+
+class Share:
+    """The share of a server that one lane has."""
 
     def __init__(self, name: str, slots: int, sizes: ModelSizes | None = None) -> None:
-        """Make a lane.
+        """Make a share.
 
         Args:
             name: Name in the server's log.
@@ -89,7 +101,7 @@ class VllmClient(EngineHandle):
     def __init__(
         self,
         address: str,
-        lanes: Sequence[Lane],
+        shares: Sequence[Share],
         rule: LengthRule,
         sampling: Sampling,
         transfer: WeightTransfer,
@@ -101,7 +113,7 @@ class VllmClient(EngineHandle):
 
         Args:
             address: http://host:port.
-            lanes: The shares of the engines, by their numbers.
+            shares: The shares of the engines, by lane.
             rule: Length limits of completions.
             sampling: Temperature, nucleus, stop tokens.
             transfer: Method by which the server gets weights.
@@ -109,15 +121,14 @@ class VllmClient(EngineHandle):
             obituary: Function that returns how the server process ended, or None if it is not known to have ended.
             at_stop: What `stop` ends after the connection, such as the server; the client takes it over.
         """
-        self.address, self.lanes, self._rule, self._sampling = address, lanes, rule, sampling
+        self.address, self.shares, self._rule, self._sampling = address, shares, rule, sampling
         self._transfer, self._routing, self._obituary = transfer, needs.routing, obituary
         self.version, self.retried = -1, 0
         """Version in use, -1 before the first swap; number of retries. Any thread may read them."""
-        self.notes: list[str] = []
-        """Warnings about the server."""
-        self._done: queue.SimpleQueue[tuple[Lane, TokenSequence] | None] = queue.SimpleQueue()
-        self._death: EngineDied | None = None
-        self._epoch = 0
+        self._done: queue.SimpleQueue[tuple[Share, TokenSequence] | None] = queue.SimpleQueue()
+        self._state, self._epoch = State.SERVING, 0
+        self._death: EngineDied
+        """Why the server is lost."""
         self._asked_for: list[tuple[int, Any]] = []
         self._prefilling: set[TokenSequence] = set()
         self._numbers = itertools.count()
@@ -146,12 +157,12 @@ class VllmClient(EngineHandle):
         """
         self._check()
         match command:
-            case Submit(number, requests):
+            case Submit(lane, requests):
                 stop = self._sampling.stop
                 sequences = [TokenSequence(request, self._rule, stop, self._routing) for request in requests]
-                self._soon(self._enqueue, self.lanes[number], sequences)
-            case Cancel(number, ids):
-                self._soon(self._cancel, self.lanes[number], ids)
+                self._soon(self._enqueue, self.shares[lane], sequences)
+            case Cancel(lane, ids):
+                self._soon(self._cancel, self.shares[lane], ids)
             case Swap(version):
                 self._soon(self._queue_swap, version, self._transfer.hold(version))
 
@@ -161,11 +172,13 @@ class VllmClient(EngineHandle):
         Raises:
             EngineDied: The server is lost.
         """
-        finished: dict[Lane, list[Finished]] = {lane: [] for lane in self.lanes}
-        busy = any(lane.tasks for lane in self.lanes)
+        finished: dict[Share, list[Finished]] = {share: [] for share in self.shares}
+        busy = any(share.tasks for share in self.shares)
         wait_s = max(wait_s, _SHORTEST_WAIT_S) if busy else wait_s
         try:
-            done = self._done.get(timeout=wait_s) if wait_s and self._death is None else self._done.get_nowait()
+            done = (
+                self._done.get(timeout=wait_s) if wait_s and self._state is not State.LOST else self._done.get_nowait()
+            )
             while True:
                 if done is not None:
                     finished[done[0]].append(done[1].finish())
@@ -173,14 +186,14 @@ class VllmClient(EngineHandle):
         except queue.Empty:
             pass
         self._check()
-        return Report(tuple(map(tuple, finished.values())), tuple(lane.work for lane in self.lanes), self.version)
+        return Report(tuple(map(tuple, finished.values())), tuple(share.work for share in self.shares), self.version)
 
     def stop(self) -> None:
         """End the connection, and the server if this process started it; the server drops the requests under way."""
         self.at_stop.close()
 
     def _check(self) -> None:
-        if self._death is not None:
+        if self._state is State.LOST:
             raise self._death
 
     def _close(self) -> None:
@@ -196,12 +209,12 @@ class VllmClient(EngineHandle):
     def _run_loop(self) -> None:
         """Run until stopped.
 
-        Consumes: sequences, cancellations and versions. Produces: finished sequences, and `_death`.
+        Consumes: sequences, cancellations and versions. Produces: finished sequences, and the reason of a loss.
         Waits for: the server. Unblocked by: an answer, a timeout, or `stop`.
         """
         asyncio.set_event_loop(self._loop)
-        self._gate = asyncio.Event()
-        self._gate.set()
+        self._serving = asyncio.Event()
+        self._serving.set()
         self._loop.run_forever()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
@@ -223,12 +236,17 @@ class VllmClient(EngineHandle):
         if not task.cancelled() and (error := task.exception()):
             self._die(error)  # the caller's thread raises the error
 
+    def _enter(self, state: State) -> None:
+        self._state = state
+        (self._serving.set if state is State.SERVING else self._serving.clear)()
+
     def _die(self, error: BaseException) -> None:
-        if self._death is not None:
+        if self._state is State.LOST:
             return
         what = self._obituary() or (str(error) if isinstance(error, (EngineDied, BadAnswer)) else repr(error))
-        lost = sum(len(lane.tasks) for lane in self.lanes)
+        lost = sum(len(share.tasks) for share in self.shares)
         self._death = EngineDied(f"the vLLM server at {self.address}: {what}. {lost} sequences in flight are lost")
+        self._enter(State.LOST)
         for task in self._tasks:
             task.cancel()
         self._release_all()
@@ -236,36 +254,36 @@ class VllmClient(EngineHandle):
 
     # ------------------------------------------------------------------------------------------------- generation
 
-    def _enqueue(self, lane: Lane, sequences: list[TokenSequence]) -> None:
+    def _enqueue(self, share: Share, sequences: list[TokenSequence]) -> None:
         for sequence in sequences:
-            task = lane.tasks[sequence] = self._start(self._generate, lane, sequence)
-            task.add_done_callback(partial(self._ended, lane, sequence))
+            task = share.tasks[sequence] = self._start(self._generate, share, sequence)
+            task.add_done_callback(partial(self._ended, share, sequence))
 
-    def _cancel(self, lane: Lane, ids: Collection[tuple[int, int]]) -> None:
-        for task in [task for sequence, task in lane.tasks.items() if sequence.request.id in ids]:
+    def _cancel(self, share: Share, ids: Collection[tuple[int, int]]) -> None:
+        for task in [task for sequence, task in share.tasks.items() if sequence.request.id in ids]:
             task.cancel()  # closes the stream, which makes the server drop the request
 
-    def _ended(self, lane: Lane, sequence: TokenSequence, task: asyncio.Task[None]) -> None:
-        if self._death is not None:
+    def _ended(self, share: Share, sequence: TokenSequence, task: asyncio.Task[None]) -> None:
+        if self._state is State.LOST:
             return
-        del lane.tasks[sequence]
+        del share.tasks[sequence]
         if not task.cancelled():
-            self._done.put((lane, sequence))
+            self._done.put((share, sequence))
 
-    async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
+    async def _generate(self, share: Share, sequence: TokenSequence) -> None:
         """Wait for a slot, and send requests until the sequence is over; resume a broken request at its last token.
 
         Raises:
             EngineDied: Requests broke too often without a token in between, or the server has ended.
         """
         failures, before = 0, 0
-        async with lane.free:
+        async with share.free:
             while not sequence.over():
-                await self._gate.wait()
+                await self._serving.wait()
                 sequence.write_phrase(max(0, self.version))
                 try:
                     if not sequence.over():
-                        await self._request(lane, sequence)
+                        await self._request(share, sequence)
                 except BrokenStream as error:
                     if sequence.over():
                         return  # it broke after the last token
@@ -275,12 +293,12 @@ class VllmClient(EngineHandle):
                         raise EngineDied(f"a request broke {failures} times; the last error: {error}") from None
                     await asyncio.sleep(_backoff(failures))
 
-    async def _request(self, lane: Lane, sequence: TokenSequence) -> None:
+    async def _request(self, share: Share, sequence: TokenSequence) -> None:
         """Let the server continue a sequence until the request or the sequence ends."""
         allowance, version, complete = sequence.allowance, max(0, self.version), False
         sequence.begin()
         body = generate_body(
-            sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
+            sequence.prefix, allowance, self._sampling, f"scalerl-{share.name}-{next(self._numbers)}",
             # within a frozen round a version may be used again; its earlier prefix cache must not be
             salt=f"{self._epoch}.{version}", experts=sequence.routing is not None, adapter=self._transfer.adapter,
         )  # fmt: skip
@@ -295,7 +313,7 @@ class VllmClient(EngineHandle):
                     # a lower bound until the last chunk has the versions: the version when the request was sent
                     nuclei = nuclei_of(chunk.nuclei, chunk.tokens) if self._sampling.top_p < 1 else ()
                     sequence.extend(chunk.tokens, chunk.logps, version, nuclei)
-                    lane.count(sequence, before)
+                    share.count(sequence, before)
                     if chunk.reason is not None:
                         _settle(sequence, chunk, allowance)
                         complete = True
@@ -325,11 +343,12 @@ class VllmClient(EngineHandle):
 
     def _queue_swap(self, version: int, stored: Any) -> None:
         self._asked_for.append((version, stored))
-        if self._death is not None:
-            self._release_all()
-        elif self._gate.is_set():
-            self._gate.clear()
-            self._start(self._swap)
+        match self._state:
+            case State.LOST:
+                self._release_all()
+            case State.SERVING:
+                self._enter(State.SWAPPING)
+                self._start(self._swap)  # while it runs, it takes further versions
 
     async def _swap(self) -> None:
         while self._asked_for:
@@ -345,7 +364,7 @@ class VllmClient(EngineHandle):
                 self._done.put(None)
             finally:
                 await asyncio.to_thread(self._transfer.release, stored)  # a busy disk must not hold up the streams
-        self._gate.set()
+        self._enter(State.SERVING)
 
     def _release_all(self) -> None:
         """Release the versions that the server will not load."""
@@ -426,6 +445,7 @@ def vllm_client(
     transfer: WeightTransfer,
     sizes: ModelSizes | None = None,
     at_stop: ExitStack | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> VllmClient:
     """Check a server and connect to it, for a training engine and an evaluation engine that share its weights.
 
@@ -438,15 +458,15 @@ def vllm_client(
         transfer: Method by which the server gets weights; `transfer` of the weight channel.
         sizes: Sizes that the FLOPs are computed from; None: they are not counted.
         at_stop: What ends with the client, after its connection.
+        note: Function that gets warnings about the server.
 
     Raises:
         ConfigError: The server does not meet the requirements.
     """
     assert needs.nucleus == (sampling.top_p < 1), (needs, sampling)
     address = (server if isinstance(server, str) else server.address).rstrip("/")
-    notes = check_server(address, needs)
-    lanes = [Lane(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
+    for warning in check_server(address, needs):
+        note(warning)
+    shares = [Share(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
     obituary = server.obituary if isinstance(server, Server) else lambda: None
-    client = VllmClient(address, lanes, rule, sampling, transfer, needs, obituary, at_stop)
-    client.notes = notes
-    return client
+    return VllmClient(address, shares, rule, sampling, transfer, needs, obituary, at_stop)

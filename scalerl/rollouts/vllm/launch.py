@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from scalerl.rollouts.build import EngineSpec, served_engines
-from scalerl.rollouts.engine import Engine, RoutingShape, Sampling
+from scalerl.rollouts.engine import EnginePair, RoutingShape, Sampling
 from scalerl.rollouts.vllm.adapters import AdapterChannel
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.client import VllmClient, vllm_client
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 
 
-def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
+def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[EnginePair]:
     """Make the engines of a run on one machine, each over a new server or over a server given by address."""
     starts: Counter[int] = Counter()
 
@@ -76,9 +76,8 @@ def server_handle(
             transfer=transfer,
             sizes=sizes,
             at_stop=at_stop,
+            note=note,
         )
-    for line in client.notes:
-        note(line)
     spec.channel.announce(spec.number, client.address)
     client.at_stop.callback(spec.channel.announce, spec.number, "")
     return client

@@ -232,12 +232,6 @@ class NcclTransfer(WeightTransfer):
 
     backend = "nccl"
 
-    def hold(self, version: int) -> None:
-        """Do nothing: the weights are in the server or on the way."""
-
-    def release(self, stored: None) -> None:
-        """Do nothing."""
-
     async def apply(self, call: Call, version: int, stored: None) -> None:
         """Poll the server until it has the version; the restarter replaces an engine that waits too long."""
         while version_of((await call("GET", WEIGHT_INFO))["weight_version"]) < version:

@@ -20,6 +20,8 @@ import numpy as np
 
 from scalerl.core.errors import ProcessFailure
 from scalerl.rollouts.engine import RoutingShape, Sampling
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.weights import Call
 from scalerl.types import ExpertArray, IntArray
 
 GENERATE = "/inference/v1/generate"
@@ -219,6 +221,17 @@ def experts_of(text: str | None, rows: int, routing: RoutingShape) -> ExpertArra
 
 def _spans(spans: Any) -> tuple[Span, ...] | None:
     return None if spans is None else tuple(Span(version_of(s["version"]), s["start"], s["end"]) for s in spans)
+
+
+async def check_label(call: Call, version: int, what: str) -> None:
+    """Check that a server uses a version; `what` says what it did, for the message.
+
+    Raises:
+        EngineDied: It labels its weights with another one.
+    """
+    got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
+    if got != version:
+        raise EngineDied(f"it {what}, but reports version {got}")
 
 
 def version_of(label: str) -> int:

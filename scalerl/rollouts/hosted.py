@@ -1,4 +1,4 @@
-"""The handle of engines that do one decode step a poll, and that nobody waits for between two steps.
+"""The handle of exact engines: hosted in a thread, they sample on their own, and nobody waits for their steps.
 
 They run in a separate thread: without it, every decode step of an engine in another process would cost a round trip.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from scalerl.core.errors import outcome
 from scalerl.core.processes import fault
-from scalerl.rollouts.engine import Engine, Finished
+from scalerl.rollouts.engine import ExactEngine, Finished, step
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.served import Cancel, Command, EngineHandle, Report, Submit, Swap
 
@@ -20,14 +20,14 @@ GATHER_S = 0.03
 """Seconds that a report waits for more sequences after the first: sequences end at almost every decode step."""
 
 
-class FreeRunner(EngineHandle):
-    """Engines that share their weights: the first samples for training and pauses while another one has work."""
+class HostedEngines(EngineHandle):
+    """Exact engines that share their weights: that of training pauses while that of evaluations has work."""
 
-    def __init__(self, engines: Sequence[Engine], name: str = "engine") -> None:
+    def __init__(self, engines: Sequence[ExactEngine], name: str = "engine") -> None:
         """Start the thread.
 
         Args:
-            engines: Deterministic engines over one model.
+            engines: Engines over one model, by lane.
             name: Name in messages.
         """
         self._engines, self.name = engines, name
@@ -76,9 +76,9 @@ class FreeRunner(EngineHandle):
         Consumes: queued commands. Produces: finished sequences. Waits for: a command, if there is nothing to sample.
         Unblocked by: a command, or `stop`.
         """
-        while (step := outcome(self._step)).exception() is None and step.result():
+        while (done := outcome(self._step)).exception() is None and done.result():
             pass
-        if error := step.exception():  # the next report raises
+        if error := done.exception():  # the next report raises
             with self._condition:
                 self._death = fault(error)
                 self._condition.notify_all()
@@ -94,8 +94,7 @@ class FreeRunner(EngineHandle):
         swapped = any(isinstance(command, Swap) for command in commands)
         busy, finished = self._busy(swapped), []
         if busy is not None:
-            self._engines[busy].advance()
-            finished = self._engines[busy].poll()
+            finished = step(self._engines[busy])
         with self._condition:
             if swapped:
                 self._version = self._engines[0].version
@@ -107,15 +106,15 @@ class FreeRunner(EngineHandle):
 
     def _execute(self, command: Command) -> None:
         match command:
-            case Submit(number, requests):
-                self._engines[number].submit(requests)
-            case Cancel(number, ids):
-                self._engines[number].cancel(ids)
+            case Submit(lane, requests):
+                self._engines[lane].submit(requests)
+            case Cancel(lane, ids):
+                self._engines[lane].cancel(ids)
             case Swap(version):
                 self._engines[0].swap(version)
 
     def _busy(self, swapped: bool = False) -> int | None:
-        """Return the number of the engine to step: the last one that has work."""
+        """Return the lane to step: the last one that has work."""
         if self._version < 0 and not swapped:
             return None
         numbers = reversed(range(len(self._engines)))
