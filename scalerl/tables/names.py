@@ -43,6 +43,11 @@ BENCHMARK = re.compile(
     r"(?:_?(?:bench|diamond|pro|plus|hard|verified|lite|v?\d+))*"
 )
 """Names of benchmarks, which with a word of evaluation are those of a score: `eval/aime_2024`."""
+TEST_ONLY = re.compile(
+    r"(?:^|_)(?:math_?500|aime|amc|minerva|olympiad|hmmt|brumo|gpqa|mmlu|bbh|ifeval|humaneval|livecodebench|lcb|swe_?bench"
+    r"|hellaswag)(?=_|$|\d|bench)"
+)
+"""Those that nobody trains on."""
 NO_SCORE = re.compile(
     r"loss|kl(?:_|$)|entropy|perplexity|ppl|runtime|time|second|length|(?:^|_)len(?:_|$)|token|learning|(?:^|_)lr(?:_|$)"
     r"|grad|norm|(?:^|_)std|stderr|(?:^|_)var(?:_|$)|(?:^|_)min(?:_|$)|(?:^|_)max(?:_|$)|median|count|(?:^|_)num|(?:^|_)n_"
@@ -89,8 +94,10 @@ def rank_of(name: str) -> int | None:
 
 
 def is_evaluation(name: str) -> bool:
-    """Return whether a name has a word of evaluation."""
+    """Return whether a name has a word of evaluation, or is that of a benchmark on which nobody trains."""
     plain = key(name)
+    if TEST_ONLY.search(plain) and not TRAINING_WORD.search(plain):
+        return True
     return bool(EVALUATION_WORD.search(plain.replace("_", " "))) or plain.startswith(("heldout_", "held_out_"))
 
 

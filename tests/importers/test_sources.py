@@ -297,7 +297,7 @@ def test_tokens_in_billions_are_the_compute(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["eval/math", "val_aime_2024", "test/gpqa_diamond", "eval/MATH-500"])
+@pytest.mark.parametrize("name", ["eval/math", "val_aime_2024", "test/gpqa_diamond", "MATH-500", "AIME24 avg@8"])
 def test_an_evaluation_on_a_benchmark_is_a_score_before_the_reward_of_training(tmp_path, name):
     rows = [{"step": n, "train/reward": n / 100, **({name: n / 60} if n % 5 == 0 else {})} for n in range(40)]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
