@@ -75,8 +75,8 @@ def test_the_schedule_is_eager_if_engines_do_not_step_together():
     [
         ("", ["--recipe.retire_pass_rate", "none"]),
         ("", ["--model", "m", "--data", "d"]),
-        ("", ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "follow"]),
-        ("", ["--placement.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"]),
+        ("", ["--model.experts", "4", "--recipe.off_policy.stale", "mask"]),
+        ("", ["--placement.generators", "2", "--rollouts.slots", "8", "--rollouts.weights", "directory"]),
         (TWO_TASKS, ["--model.experts", "4"]),
         (TWO_FILES, ["--model", "m"]),
     ],
@@ -111,7 +111,7 @@ def written(directory, text, *words):
         ("--data.share 0.3", "one task"),
         ("--data.held_out 0", "data.held_out: got 0"),
         ("--placement.generators 4 --rollouts.slots 3", "rollouts.slots: got 3"),
-        ("--placement.backend ray --rollouts.schedule deterministic", "rollouts.schedule"),
+        ("--rollouts.slots 0", "rollouts.slots: got 0"),
         ("--placement.servers ['http://a:1']", "engine = 'vllm'"),
         ("--placement.engine vllm --placement.servers ['a:1']", "got 'a:1'"),
         (
@@ -183,15 +183,15 @@ def test_other_fields_are_read_by_their_types():
     words = ["--placement.engine", "vllm", "--placement.vllm_arguments", '["--a", 8, 1e3, true, 2024-01-02]']
     assert read_config(None, words).placement.vllm_arguments == ("--a", "8", "1e3", "true", "2024-01-02")
     assert read_config(None, [*MINE, "--suites", "[2024]"]).tasks == ["math", "2024"]
-    for text, value in (("7", 7), ("follow", "follow")):
-        assert read_config(None, ["--rollouts.lag_ticks", text]).rollouts.lag_ticks == value
+    for text, value in (("7", 7), ("auto", "auto")):
+        assert read_config(None, ["--rollouts.slots", text]).rollouts.slots == value
     assert read_config(None, ["--seed", "1e3"]).seed == 1000
 
 
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("seed", "true"), ("seed", "2024-01-02"), ("rollouts.lag_ticks", "2024-01-02"), ("stop_when", "[1]"),
+        ("seed", "true"), ("seed", "2024-01-02"), ("rollouts.slots", "2024-01-02"), ("stop_when", "[1]"),
         ("recipe.loss", "2024"), ("data.operations", "2024-01-02"), ("recipe.retire_pass_rate", "1 # x"),
     ],
 )  # fmt: skip

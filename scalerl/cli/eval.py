@@ -154,7 +154,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     shared: dict[str, Any] = {
         "model": model,
         "recipe": build(Recipe, {**dict(recipe), **changes}, "options"),
-        "rollouts": build(Rollouts, {"slots": arguments.slots or 0}, "options"),
+        "rollouts": build(Rollouts, {"slots": arguments.slots or "auto"}, "options"),
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": _placement(arguments, base),
         "loggers": (),  # an evaluation sends nothing
@@ -176,9 +176,9 @@ def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placeme
         return Placement()
     place = base.placement if base and base.placement.engine == "vllm" else Placement(engine="vllm")
     python = arguments.vllm_python or place.vllm_python
-    place = replace(place, backend="local", servers=(), trainer_ranks=1, scorers=0, gpus=0, vllm_python=python)
+    place = replace(place, backend="local", servers=(), trainer_ranks=1, scorers=0, gpus=None, vllm_python=python)
     if arguments.device == "cpu":
-        return replace(place, generators=1, tensor_parallel=1, gpus_per_generator=0)
+        return replace(place, generators=1, tensor_parallel=1, gpus_per_generator="auto")
     import torch
 
     return replace(place, generators=max(1, torch.cuda.device_count() // place.tensor_parallel))

@@ -66,10 +66,10 @@ CHECKPOINT_MINUTES = 30.0
 """Minutes of work that a crash may cost: the interval of checkpoints in a planned configuration."""
 
 
-def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, float]:
+def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, float | None]:
     """Return `checkpoint.every` and `checkpoint.every_minutes` at which a crash costs about `CHECKPOINT_MINUTES`.
 
-    Every evaluation falls on a checkpoint, or every checkpoint on an evaluation: the best one is kept. Minutes are 0 if
+    Every evaluation falls on a checkpoint, or every checkpoint on an evaluation: the best one is kept. No minutes if
     updates are so fast that they are not needed.
 
     Args:
@@ -77,7 +77,7 @@ def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, floa
         evaluated: Updates between two evaluations.
     """
     most = round(CHECKPOINT_MINUTES / 60.0 * updates_per_h)
-    return max(1, most // evaluated) * evaluated, 0.0 if most >= evaluated else CHECKPOINT_MINUTES
+    return max(1, most // evaluated) * evaluated, None if most >= evaluated else CHECKPOINT_MINUTES
 
 
 def _on_gpus(config: RunConfig, gpus: int, fixed_interval: bool = False) -> tuple[RunConfig, list[str]]:

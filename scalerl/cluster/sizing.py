@@ -27,6 +27,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import TextTask
 from scalerl.config.length import Interruption
 from scalerl.config.model import Lora
+from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
@@ -34,8 +35,6 @@ from scalerl.core.machine import Memory, gpu_memory, host_memory, resident_bytes
 from scalerl.models.sizes import ModelSizes
 from scalerl.placement.choices import (
     channel_name,
-    lag_follows,
-    lag_ticks,
     micro_batch_tokens,
     recomputes,
     slots_of,
@@ -80,14 +79,14 @@ class Machine(NamedTuple):
         return self.gpu is not None and self.gpu.limit == PLANNED
 
 
-def this_machine(config: RunConfig) -> Machine:
-    """Return the memory here, or that of the GPUs that a configuration names; this process counts as free."""
+def memory_here(hardware: Hardware, placement: Placement) -> Machine:
+    """Return the memory here, or that of the GPUs that a placement names; this process counts as free."""
     host = host_memory()
     host = host._replace(free=min(host.total, host.free + resident_bytes()))
-    if config.hardware.device != "cuda":
+    if hardware.device != "cuda":
         return Machine(host)
-    planned = Memory(config.placement.gpu_gb * GB, config.placement.gpu_gb * GB, PLANNED)
-    return Machine(host, gpu_memory() if config.placement.backend == "local" and _gpu_here() else planned)
+    planned = Memory(placement.gpu_gb * GB, placement.gpu_gb * GB, PLANNED)
+    return Machine(host, gpu_memory() if placement.backend == "local" and _gpu_here() else planned)
 
 
 def _gpu_here() -> bool:
@@ -126,11 +125,10 @@ def sized(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machin
         choose = _on_host if config.hardware.device == "cpu" else _on_gpus
         config = choose(config, sizes, row_tokens, machine)
     config = with_slots(config, slots_of(config))
-    rollouts = replace(config.rollouts, lag_ticks="follow" if lag_follows(config) else lag_ticks(config))
     learner = replace(
         config.learner, micro_batch_tokens=micro_batch_tokens(config), gradient_checkpointing=recomputes(config)
     )
-    return replace(config, rollouts=rollouts, learner=learner)
+    return replace(config, learner=learner)
 
 
 # ------------------------------------------------------------------------------------------------------------- on CPU
@@ -164,7 +162,7 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         ConfigError: See `sized`.
     """
     host = machine.host
-    given, group = config.rollouts.slots, config.recipe.generations_per_prompt
+    given, group = _given(config), config.recipe.generations_per_prompt
     most = host.free if given else USABLE * host.free
     target = min(SHARE * host.total, most)
     slot = _slot_bytes(config, sizes, row_tokens)
@@ -189,7 +187,7 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
 
 def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, most: float, slots: int) -> str:
     """Return why a run does not fit into the memory of the host, and which settings would help."""
-    host, given = machine.host, config.rollouts.slots
+    host, given = machine.host, _given(config)
     needs = host_needs(with_slots(config, given or config.placement.engines), sizes, row_tokens, host)
     free = f"{gb(host.free)} of {gb(host.total)} GB are free ({host.limit})"
     count = given or config.placement.engines
@@ -198,7 +196,7 @@ def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: M
         f"{'' if given else f', of which {USABLE:.0%} may be used'}"
     )
     if slots >= config.placement.engines:
-        return f"{text}. Set rollouts.slots = {slots} or less, or 0 to choose it here"
+        return f"{text}. Set rollouts.slots = {slots} or less, or auto to choose it here"
     helping = []
     for words, changed in _remedies(config):
         less = host_needs(with_slots(changed, config.placement.engines), sizes, row_tokens, host).total
@@ -228,7 +226,7 @@ def _candidates(config: RunConfig, row_tokens: int) -> Iterator[RunConfig]:
     if hardware.trainer_helpers == "auto" and hardware.device == "cpu":
         yield (config := replace(config, hardware=replace(hardware, trainer_helpers=0)))
     tokens, smallest = micro_batch_tokens(config), config
-    while not learner.micro_batch_tokens and tokens > max(row_tokens, LEAST_MICRO_BATCH):
+    while learner.micro_batch_tokens == "auto" and tokens > max(row_tokens, LEAST_MICRO_BATCH):
         tokens = max(tokens // 2, LEAST_MICRO_BATCH)
         yield (smallest := replace(config, learner=replace(config.learner, micro_batch_tokens=tokens)))
     if learner.gradient_checkpointing == "auto":
@@ -246,7 +244,7 @@ def _on_gpus(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
     """Return the slots that fit next to what else is on a GPU, with the largest micro-batch that leaves enough."""
     gpu = machine.gpu
     assert gpu is not None
-    if config.rollouts.slots:
+    if config.rollouts.slots != "auto":
         return config
     engines = config.placement.engines
     shared = shares_gpus(config, len({at.gpus for at in devices(config).values()}))
@@ -275,15 +273,20 @@ def cache_rows(config: RunConfig, row: float, working: float) -> int:
         row: Bytes of the cache of one sequence at the length limit.
         working: Bytes of a forward pass.
     """
-    memory = this_machine(config).gpu or host_memory()
+    memory = memory_here(config.hardware, config.placement).gpu or host_memory()
     # beyond SHARE of all memory only if nothing fits otherwise
-    room = min(SHARE * memory.total, USABLE * memory.free) if config.rollouts.slots == 0 else USABLE * memory.free
+    room = min(SHARE * memory.total, USABLE * memory.free) if config.rollouts.slots == "auto" else USABLE * memory.free
     most = 1 << 20
     rows = int((room - working) / row) if room < math.inf else most
     return max(0, min(most, rows if rows >= 1 else int((USABLE * memory.free - working) / row)))
 
 
 # -------------------------------------------------------------------------------------------------------------- shared
+
+
+def _given(config: RunConfig) -> int | None:
+    """Return the slots that a user has set."""
+    return None if config.rollouts.slots == "auto" else config.rollouts.slots
 
 
 def with_slots(config: RunConfig, slots: int) -> RunConfig:
@@ -317,7 +320,7 @@ def _spare(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
 def _workers(config: RunConfig) -> int:
     """Return the processes that score completions."""
     texts = any(isinstance(task, TextTask) for task in config.data)
-    return config.scoring.workers or (max(1, (os.cpu_count() or 1) - 1) if texts else 0)
+    return config.scoring.processes(max(1, (os.cpu_count() or 1) - 1) if texts else 0)
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
@@ -351,10 +354,11 @@ def memory_line(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: 
 
 def cure(config: RunConfig) -> str:
     """Return what to do if a generator of this run lacks memory."""
-    if config.rollouts.slots <= config.placement.engines:
+    slots = slots_of(config)
+    if slots <= config.placement.engines:
         return "lower recipe.length in a new run"
-    fewer = max(config.placement.engines, _rounded(config.rollouts.slots // 2))
-    return f"resume with fewer sequences, --rollouts.slots {fewer} (now {config.rollouts.slots})"
+    fewer = max(config.placement.engines, _rounded(slots // 2))
+    return f"resume with fewer sequences, --rollouts.slots {fewer} (now {slots})"
 
 
 def trainer_cure(config: RunConfig) -> str:

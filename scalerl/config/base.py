@@ -19,6 +19,8 @@ from scalerl.core.errors import ConfigError, nearest, short
 LISTED = 5
 """Largest number of problems that one message lists; it also counts the others."""
 
+Auto = Literal["auto"]
+"""scalerl chooses. In all fields, "auto" means this, None (in TOML "none") is off, and 0 is a number."""
 Count = Annotated[int, Field(ge=1, le=10**9)]
 """At least 1."""
 Natural = Annotated[int, Field(ge=0, le=10**9)]
@@ -39,6 +41,15 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 """Above 0, at most 1."""
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 """Time limits in seconds: at most 115 days, because larger values overflow timers of the system."""
+
+
+ValueT = TypeVar("ValueT")
+
+
+def chosen(value: ValueT | Auto) -> ValueT:
+    """Return the value of a field that may be "auto" before a run is resolved (training/resolve.py)."""
+    assert value != "auto"
+    return value
 
 
 def as_list(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Count, Few, Fraction, Held, Part, Positive, Seed, Share
+from scalerl.config.base import Auto, Count, Few, Fraction, Held, Part, Positive, Seed, Share
 from scalerl.config.named import NAMED, with_named_set
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import short
@@ -92,7 +92,7 @@ class TextTask(TaskData):
 
     system_prompt: str = ""
     """Text before every prompt; a system message if the tokenizer has a chat template."""
-    chat_template: Literal["auto", "never", "always"] = "auto"
+    chat_template: Auto | Literal["never", "always"] = "auto"
     """auto: use the tokenizer's chat template if it has one; always: a tokenizer without one is an error."""
     template_date: Annotated[str, BeforeValidator(_day)] = "auto"
     """Date that a chat template gets when it asks for today's, such as 2025-01-31; some put it before every prompt.
@@ -139,7 +139,7 @@ class PromptFile(TextTask):
     """Split, for a data set on the hub."""
     revision: str = "main"
     """Branch, tag or commit, for a data set on the hub."""
-    layout: Literal["auto", "plain", "verl", "open-instruct", "trl"] = "auto"
+    layout: Auto | Literal["plain", "verl", "open-instruct", "trl"] = "auto"
     """Layout of prompt and answer in the rows, by the name of a trainer. auto: detected from a row's columns."""
     task: Literal["math", "arithmetic", "code", "judge"] = "math"
     """The verifier: math (the answer after the thinking), code (runs programs on tests), judge (a model over HTTP,
@@ -164,8 +164,6 @@ class PromptFile(TextTask):
     answers: Literal["whole", "hashes", "boxed"] = "whole"
     """Position of the answer in the answer column. whole: the whole text. hashes: after the last ####, as in GSM8K.
     boxed: in the last \\boxed{}, as in MATH."""
-    max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
-    """Longest allowed line of a JSONL file, MiB."""
 
     @model_validator(mode="before")
     @classmethod
@@ -250,9 +248,6 @@ class ServedTask(TextTask):
     generators."""
     rollout_s: Positive = 600.0
     """Time limit of a rollout, seconds, without those in which it waits for the policy only."""
-    changed_history: Literal["fork", "refuse"] = "fork"
-    """Requests whose messages differ from those before. fork: the longest unchanged prefix stays as it was sampled, and
-    the rest becomes a further sequence of the rollout. refuse: they get an error."""
 
     def served(self, **own: Any) -> dict[str, Any]:
         """Return what a rollout needs, for the columns of a prompt; `own` are the settings of one kind of task."""
@@ -261,12 +256,11 @@ class ServedTask(TextTask):
 
 
 SERVED_FIELDS = (
-    "processes", "rollout_s", "changed_history", "max_prompt_tokens", "chat_template", "template_arguments",
-    "system_prompt",
+    "processes", "rollout_s", "max_prompt_tokens", "chat_template", "template_arguments", "system_prompt",
 )  # fmt: skip
 """Fields of a ServedTask that its prompts carry."""
 SERVED: dict[str, Any] = {
-    "command": (), "function": "", "model": "policy", "environment": (), "host": "127.0.0.1", "url_host": "",
+    "command": (), "function": "", "model": "policy", "environment": (), "host": "127.0.0.1",
 }  # fmt: skip
 """The other settings, for tasks without such fields."""
 
@@ -305,8 +299,6 @@ class CustomTask(RepliedTask):
     """Size of the training pool."""
     pass_score: Fraction = 1.0
     """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
-    discount: Fraction = 1.0
-    """Environments with rewards of turns: the reward of turn i = 0, 1, ... counts discount^i times in the score."""
 
     @property
     def curve(self) -> str:
@@ -337,8 +329,6 @@ class AgentTask(ServedTask):
     """Split, for a data set on the hub."""
     revision: str = "main"
     """Branch, tag or commit, for a data set on the hub."""
-    max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
-    """Longest allowed line of a JSONL file, MiB."""
     turns: Few = 64
     """Most turns of the policy in a rollout; further requests get an error. Turns under way count, and those whose
     connection was closed. `recipe.length` is the limit of each."""
@@ -349,9 +339,8 @@ class AgentTask(ServedTask):
     those of paths, language and time zone, and no key of the run."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address on which the endpoint listens. Other than loopback, for programs that run elsewhere, such as containers:
-    0.0.0.0 for all addresses of this machine. Every request needs the key of its rollout."""
-    url_host: str = ""
-    """Name of this machine in the address that the program gets; empty: `host`, or loopback if that is 0.0.0.0."""
+    0.0.0.0 for all addresses of this machine; the program then gets loopback. Every request needs the key of its
+    rollout."""
     pass_reward: float = 1.0
     """Smallest reward that counts as passed in the pass rate and the curve."""
 

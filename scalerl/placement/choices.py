@@ -16,7 +16,6 @@ from scalerl.config.data import is_suite, shares
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe
 from scalerl.config.run import Learner, RunConfig
-from scalerl.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from scalerl.models.build import PolicySpec
@@ -31,28 +30,14 @@ EXPECTED_LENGTH = 0.4
 
 def expected_tokens(config: RunConfig) -> int:
     """Expected mean length of a completion."""
-    return config.rollouts.expected_tokens or max(1, round(EXPECTED_LENGTH * config.recipe.length.max_tokens))
+    expected = config.rollouts.expected_tokens
+    return max(1, round(EXPECTED_LENGTH * config.recipe.length.max_tokens)) if expected == "auto" else expected
 
 
 def schedule_name(config: RunConfig) -> Literal["deterministic", "eager"]:
     """The schedule by which new weights become active."""
-    chosen = config.rollouts.schedule
     steps_together = config.placement.deterministic and not config.has_agents
-    return chosen if chosen != "auto" else "deterministic" if steps_together else "eager"
-
-
-def eager(config: RunConfig) -> RunConfig:
-    """Return the configuration of a run in which programs make rollouts, known from its prompts.
-
-    Raises:
-        ConfigError: It asks for the deterministic schedule.
-    """
-    if config.rollouts.schedule == "deterministic":
-        raise ConfigError(
-            "rollouts.schedule: got 'deterministic' with episodes of verifiers, which take wall-clock time; allowed: "
-            "auto, eager"
-        )
-    return replace(config, rollouts=replace(config.rollouts, schedule="eager"))
+    return "deterministic" if config.rollouts.schedule == "auto" and steps_together else "eager"
 
 
 def channel_name(config: RunConfig) -> str:
@@ -98,7 +83,8 @@ def loop_device(config: RunConfig) -> str:
 
 def micro_batch_tokens(config: RunConfig) -> int:
     """Tokens per forward and backward pass."""
-    return config.learner.micro_batch_tokens or (CPU_MICRO_BATCH if config.hardware.device == "cpu" else 16_384)
+    tokens = config.learner.micro_batch_tokens
+    return (CPU_MICRO_BATCH if config.hardware.device == "cpu" else 16_384) if tokens == "auto" else tokens
 
 
 def recomputes(config: RunConfig) -> bool:
@@ -168,13 +154,13 @@ def generation_of(config: RunConfig) -> Generation:
 
 
 def slots_of(config: RunConfig) -> int:
-    """Sequences decoded together by all generators; for 0 before its resolution, as many as the schedule wants.
+    """Sequences decoded together by all generators; for "auto" before its resolution, as many as the schedule wants.
 
     A decode step of a few sequences costs nearly as much as one of many, so several small batches are decoded
     together. The longest sequence should span at most k + 1 updates: with more slots, `wait` leaves slots empty,
     and `mask` and `drop` lose the tokens that are too old.
     """
-    if config.rollouts.slots:
+    if config.rollouts.slots != "auto":
         return config.rollouts.slots
     recipe = config.recipe
     batch, mean_share = recipe.completions_per_step, expected_tokens(config) / recipe.length.max_tokens
@@ -201,8 +187,7 @@ def lag_is_used(config: RunConfig) -> bool:
 
 def lag_follows(config: RunConfig) -> bool:
     """Whether the lag follows the steps of recent batches, because lengths are not known before the run."""
-    asked = config.rollouts.lag_ticks
-    return lag_is_used(config) and (asked == "follow" or (asked == "auto" and not config.rollouts.expected_tokens))
+    return lag_is_used(config) and config.rollouts.expected_tokens == "auto"
 
 
 def lag_ticks(config: RunConfig) -> int:
@@ -211,8 +196,6 @@ def lag_ticks(config: RunConfig) -> int:
     If both sides are balanced, an update takes as long as a batch; the factor 1.5 absorbs the variation of both.
     It depends on the configuration only. With `lag_follows`, it is the initial value.
     """
-    if isinstance(config.rollouts.lag_ticks, int):
-        return config.rollouts.lag_ticks
     if not lag_is_used(config):
         return 0
     return math.ceil(1.5 * config.recipe.completions_per_step * expected_tokens(config) / slots_of(config))
@@ -226,6 +209,42 @@ class Pool(NamedTuple):
 
     training: Mapping[str, int]
     held_out: Mapping[str, int]
+
+
+def evaluated_sequences(config: RunConfig, pool: Pool) -> int:
+    """Return the sequences of an evaluation."""
+    evaluation = config.evaluation
+    return sum(
+        pool.held_out.get(task.curve, evaluation.held_out_of(task)) * evaluation.samples_of(task)
+        for task in config.data
+    )
+
+
+def sources_of(given: RunConfig, config: RunConfig, saved: bool = False, longest_prompt: int = 0) -> dict[str, str]:
+    """Return the sizes of a run in words, each with where it is from: measured, given, saved, chosen or assumed.
+
+    Args:
+        given: The configuration before sizes were chosen.
+        config: The same with its sizes.
+        saved: Whether the run has begun with these sizes.
+        longest_prompt: Longest prompt, tokens; 0: not read.
+    """
+    decided = "saved" if saved else "chosen"
+    tokens, expected = given.learner.micro_batch_tokens, config.rollouts.expected_tokens
+    return {
+        f"{slots_of(config):,} slots": decided if saved or given.rollouts.slots == "auto" else "given",
+        f"micro-batches of {micro_batch_tokens(config):,} tokens": decided if saved or tokens == "auto" else "given",
+        f"a mean length of {expected_tokens(config):,} tokens": "assumed" if expected == "auto" else "given",
+        f"prompts of at most {longest_prompt:,} tokens" if longest_prompt else "the longest prompt": "measured"
+        if longest_prompt
+        else "assumed",
+    }
+
+
+def source_line(sources: Mapping[str, str]) -> str:
+    """Return where the sizes of a run are from, as a line."""
+    of = {source: [name for name, own in sources.items() if own == source] for source in sources.values()}
+    return "; ".join(f"{source}: {', '.join(names)}" for source, names in of.items())
 
 
 def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
@@ -250,7 +269,7 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
     lag = f"{lag_ticks(config)} decode steps" + (" (initially)" if lag_follows(config) else "")
     used = f"; weights are used {lag} after their batch is complete" if lag_is_used(config) else ""
     generators = f", on {config.placement.engines} generators" if config.placement.engines > 1 else ""
-    known = config.learner.micro_batch_tokens or config.hardware.device != "auto"
+    known = config.learner.micro_batch_tokens != "auto" or config.hardware.device != "auto"
     on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
     ranks = f", on {config.placement.trainer_ranks} ranks" if config.placement.trainer_ranks > 1 else ""
     beside = ", beside training" if checks.overlap else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scalerl.config.base import chosen
 from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Custom, Recipe
 from scalerl.config.run import Scoring
@@ -93,7 +94,7 @@ class GeneratorSpec:
 
     def load_policy(self) -> Policy:
         """Load the policy in an engine's process, with this engine's share of the CPU threads."""
-        torch.set_num_threads(max(1, self.hardware.generator_threads // self.placement.engines))
+        torch.set_num_threads(max(1, chosen(self.hardware.generator_threads) // self.placement.engines))
         return self.policy.load(self.hardware.device)
 
 

@@ -103,7 +103,7 @@ def test_what_cannot_fit_is_an_error_with_numbers_and_settings_that_would_fit():
 
 
 def test_a_number_of_slots_that_does_not_fit_is_an_error_with_one_that_does():
-    with pytest.raises(ConfigError, match=r"rollouts.slots = (\d+) or less, or 0 to choose it here") as error:
+    with pytest.raises(ConfigError, match=r"rollouts.slots = (\d+) or less, or auto to choose it here") as error:
         chosen(24, "--preset", "small", "--rollouts.slots", "800")
     most = int(re.search(r"rollouts.slots = (\d+)", str(error.value))[1])
     config, _ = chosen(24, "--preset", "small", "--rollouts.slots", str(most))

@@ -107,8 +107,8 @@ def pipe(path):
 def test_a_cached_warm_start_that_was_damaged_is_trained_again_and_the_run_says_so(name, damage, kept, tmp_path):
     whole, notes = (kept / name).read_bytes(), []
     damage(kept / name)
-    config = SimpleNamespace(model=SMALL, data=TASK, hardware=SimpleNamespace(trainer_threads=1, generator_threads=0))
-    assert run_model.model_path_of(config, tmp_path, notes.append) == str(kept)
+    hardware = SimpleNamespace(trainer_threads=1, generator_threads=0)
+    assert run_model.model_path_of(SMALL, TASK, hardware, tmp_path, notes.append) == str(kept)
     assert (kept / name).read_bytes() == whole and fault(kept) == ""
     assert name in notes[0] and "is damaged, so it is trained again" in notes[0] and str(kept) in notes[0]
 
