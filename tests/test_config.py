@@ -255,13 +255,6 @@ def test_a_recipe_by_name_has_the_sizes_of_the_preset_or_file_and_further_option
     assert mine.recipe == MINIMAX
 
 
-def test_a_loss_that_brings_its_own_aggregation_says_so():
-    line = "recipe.loss 'gspo' has its own default recipe.aggregation, 'sample'"
-    assert line in "\n".join(derived_sizes(read_config(None, ["--recipe.loss", "gspo"])))
-    for words in ([], ["--recipe.loss", "gspo", "--recipe.aggregation", "prompt"], ["--recipe.aggregation", "sample"]):
-        assert "aggregation" not in "\n".join(derived_sizes(read_config(None, words)))
-
-
 def test_a_saved_configuration_and_an_ablation_with_gspo_keep_their_aggregation():
     ablated = replace(LAB, recipe=replace(LAB.recipe, loss=Gspo()))
     assert ablated.recipe.aggregation == "prompt"

@@ -52,6 +52,16 @@ def chosen(value: ValueT | Auto) -> ValueT:
     return value
 
 
+def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError(f"got {list(ends)}; allowed: the lower end first")
+    return ends
+
+
+ORDERED = AfterValidator(_ordered)
+"""Of the two ends of a range: the lower one is first."""
+
+
 def as_list(value: Any) -> Any:
     """Return one value as a list; a list is returned unchanged."""
     return value if isinstance(value, list | tuple) else [value]

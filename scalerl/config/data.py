@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Auto, Count, Few, Fraction, Held, Part, Positive, Seed, Share
+from scalerl.config.base import ORDERED, Auto, Count, Few, Fraction, Held, Part, Positive, Seed, Share
 from scalerl.config.named import NAMED, with_named_set
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import short
@@ -28,8 +28,8 @@ class TaskData(Part):
     """Name of the task and of its curve; empty: the kind, or the name of the verifier or reward function."""
     share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Share of the prompts drawn, relative to the other tasks'; 0: only evaluated, never trained on."""
-    held_out: Annotated[int, Field(ge=0, le=10**7)] | Literal["all"] | None = None
-    """Number of held-out prompts, at least 1; none: evaluation.prompts; all: every prompt, for a task with share 0."""
+    held_out: Held | Literal["all"] | None = None
+    """Number of held-out prompts; none: evaluation.prompts; all: every prompt, for a task with share 0."""
     samples: Few | None = None
     """k: samples per held-out prompt; none: evaluation.samples."""
 
@@ -59,16 +59,10 @@ class ArithmeticTask(GeneratedTask):
     """Generated chains of arithmetic modulo 10, from left to right; some reference answers are wrong on purpose."""
 
     kind: Literal["arithmetic"] = "arithmetic"
-    operations: tuple[Few, Few] = (2, 6)
+    operations: Annotated[tuple[Few, Few], ORDERED] = (2, 6)
     """Fewest and most operations in a chain."""
     lengths: Literal["uniform", "long-tailed"] = "uniform"
     """Distribution of the number of operations: uniform, or lognormal (sigma 1, median one above the fewest)."""
-
-    @model_validator(mode="after")
-    def _check(self) -> ArithmeticTask:
-        if self.operations[0] > self.operations[1]:
-            raise ValueError(f"operations: got {list(self.operations)}; allowed: the fewest first, such as [2, 6]")
-        return self
 
 
 class ProgramsTask(GeneratedTask):
@@ -422,11 +416,6 @@ def check_tasks(tasks: Sequence[TaskData]) -> None:
             "add [[data]] tables of other tasks"
         )
     for task in tasks:
-        if task.held_out == 0:
-            raise ValueError(
-                f"data.held_out: got 0 for the task {task.curve!r}; allowed: at least 1, because its curve needs "
-                "held-out prompts. Leave it out to use evaluation.prompts"
-            )
         if task.held_out == "all" and task.share:
             raise ValueError(
                 f"data.held_out: got 'all' for the task {task.curve!r} with share {task.share:g}; allowed: a number, "

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from scalerl.config.base import replace
 from scalerl.config.data import is_suite, shares
 from scalerl.config.model import HuggingFaceModel
-from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe
-from scalerl.config.run import Learner, RunConfig
+from scalerl.config.run import RunConfig
 
 if TYPE_CHECKING:
     from scalerl.models.build import PolicySpec
@@ -92,12 +90,6 @@ def recomputes(config: RunConfig) -> bool:
     return config.learner.gradient_checkpointing is True
 
 
-def learner_settings(config: RunConfig) -> Learner:
-    """The settings of the trainer with its choices of sizes."""
-    tokens, again = micro_batch_tokens(config), recomputes(config)
-    return replace(config.learner, micro_batch_tokens=tokens, gradient_checkpointing=again)
-
-
 def policy_spec(config: RunConfig, path: str) -> PolicySpec:
     """Return the policy of a run as its processes load it from a directory, or from the hub by name."""
     from scalerl.models.build import PolicySpec
@@ -140,13 +132,19 @@ class Generation:
 
 
 def generation_of(config: RunConfig) -> Generation:
-    """Return the sizes and schedule of a configuration."""
+    """Return the sizes and schedule of a configuration.
+
+    New weights of a deterministic schedule become active 1.5 times the steps of a batch after it: if both sides are
+    balanced, an update takes as long as a batch, and the factor 1.5 absorbs the variation of both.
+    """
+    slots, expected, schedule = slots_of(config), expected_tokens(config), schedule_name(config)
+    lags = config.recipe.off_policy.streams and schedule == "deterministic"
     return Generation(
-        slots=slots_of(config),
-        expected_tokens=expected_tokens(config),
-        schedule=schedule_name(config),
-        lag_ticks=lag_ticks(config),
-        lag_follows=lag_follows(config),
+        slots=slots,
+        expected_tokens=expected,
+        schedule=schedule,
+        lag_ticks=math.ceil(1.5 * config.recipe.completions_per_step * expected / slots) if lags else 0,
+        lag_follows=lags and config.rollouts.expected_tokens == "auto",  # lengths are not known before the run
         ahead=config.rollouts.ahead,
         evaluated_sequences=config.evaluated_sequences,
         seed=config.seed,
@@ -178,27 +176,6 @@ def expected_occupancy(config: RunConfig) -> float:
         return 1.0
     mean_share = expected_tokens(config) / config.recipe.length.max_tokens
     return min(1.0, (off_policy.max_lag + 1) * mean_share * batch / slots_of(config))
-
-
-def lag_is_used(config: RunConfig) -> bool:
-    """Whether weights become active a number of ticks after their batch."""
-    return config.recipe.off_policy.streams and schedule_name(config) == "deterministic"
-
-
-def lag_follows(config: RunConfig) -> bool:
-    """Whether the lag follows the steps of recent batches, because lengths are not known before the run."""
-    return lag_is_used(config) and config.rollouts.expected_tokens == "auto"
-
-
-def lag_ticks(config: RunConfig) -> int:
-    """Decode steps from the completion of a batch to the use of its weights: 1.5 times the steps of a batch.
-
-    If both sides are balanced, an update takes as long as a batch; the factor 1.5 absorbs the variation of both.
-    It depends on the configuration only. With `lag_follows`, it is the initial value.
-    """
-    if not lag_is_used(config):
-        return 0
-    return math.ceil(1.5 * config.recipe.completions_per_step * expected_tokens(config) / slots_of(config))
 
 
 class Pool(NamedTuple):
@@ -266,8 +243,9 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
         + (f" ({task.samples} samples each)" if task.samples else "")
         for task in config.data
     )
-    lag = f"{lag_ticks(config)} decode steps" + (" (initially)" if lag_follows(config) else "")
-    used = f"; weights are used {lag} after their batch is complete" if lag_is_used(config) else ""
+    g = generation_of(config)
+    lag = f"{g.lag_ticks} decode steps" + (" (initially)" if g.lag_follows else "")
+    used = f"; weights are used {lag} after their batch is complete" if g.lag_ticks else ""
     generators = f", on {config.placement.engines} generators" if config.placement.engines > 1 else ""
     known = config.learner.micro_batch_tokens != "auto" or config.hardware.device != "auto"
     on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
@@ -276,13 +254,12 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
     return [
         f"{recipe.name}: {config.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
         f"generations = {total} completions of up to {longest} tokens (<= {total * longest:,} tokens per step)",
-        f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {slots_of(config)} "
+        f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {g.slots} "
         f"sequences decoded together{generators}, expected occupancy {expected_occupancy(config):.0%} at a mean "
-        f"length of {expected_tokens(config)} tokens{used}",
+        f"length of {g.expected_tokens} tokens{used}",
         f"training: at most {micro_batch_tokens(config):,} tokens per micro-batch{on_cpu}{ranks}",
         f"evaluation every {checks.every} steps{beside}: {sets} x {checks.samples} samples",
         config.checkpoint.policy(checks.every),
-        *_aggregation_line(config),
         *_draws_lines(config, pool.training),
     ]
 
@@ -309,14 +286,3 @@ def _draws_lines(config: RunConfig, training: Mapping[str, int]) -> list[str]:
             f"{caution if times > MANY_DRAWS else ''}"
         )
     return lines
-
-
-def _aggregation_line(config: RunConfig) -> list[str]:
-    """Return a line if the aggregation is the loss's own default, which a change of the loss brings with it."""
-    loss, chosen = config.recipe.loss.kind, config.recipe.aggregation
-    if chosen != AGGREGATION_OF_LOSS.get(loss):
-        return []
-    return [
-        f"recipe.loss {loss!r} has its own default recipe.aggregation, {chosen!r}: its ratio belongs to a whole "
-        f"rollout. The default of other losses is {Recipe().aggregation!r}; recipe.aggregation sets any"
-    ]

@@ -34,7 +34,6 @@ from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import (
     channel_name,
-    learner_settings,
     loop_device,
     policy_spec,
     schedule_name,
@@ -281,8 +280,8 @@ def _learner(
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which load their own."""
     placement = config.placement
-    settings, ranks = learner_settings(config), placement.trainer_ranks
-    spec = LearnerSpec(model, config.recipe, settings, config.hardware, placement, ranks=ranks)
+    ranks = placement.trainer_ranks
+    spec = LearnerSpec(model, config.recipe, config.learner, config.hardware, placement, ranks=ranks)
     if trains_in_loop(config):
         return single_learner(spec, policy)
     try:

@@ -143,7 +143,7 @@ def test_a_truncated_ratio_is_refused_with_a_loss_that_has_one_and_bounds_must_b
         0.5,
         5,
     )
-    with pytest.raises(ValidationError, match="the low end must be below the high end"):
+    with pytest.raises(ValidationError, match="the lower end first"):
         parts.Reject(keep=(2.0, 1.0))
 
 
