@@ -14,9 +14,10 @@ from scalerl.cli.train import check_inputs
 from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
 from scalerl.config.base import build, replace
 from scalerl.config.data import PromptFile, TextTask
+from scalerl.config.length import NoLengthControl
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Placement
-from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
+from scalerl.config.recipe import SCALERL, Recipe
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import output_directory, safe_name, write_whole

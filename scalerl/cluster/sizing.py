@@ -23,13 +23,13 @@ from scalerl.cluster.memory import (
     pass_memory,
     weight_bytes,
 )
-from scalerl.config.base import replace
+from scalerl.config.base import chosen, replace
 from scalerl.config.data import TextTask
 from scalerl.config.length import Interruption
 from scalerl.config.model import Lora
 from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Custom
-from scalerl.config.run import RunConfig
+from scalerl.config.run import Learner, RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory, gpu_memory, host_memory, resident_bytes
 from scalerl.models.sizes import ModelSizes
@@ -352,22 +352,21 @@ def memory_line(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: 
     return f"{text}; {gb(host.free)} of {gb(host.total)} GB are free ({host.limit})" if known else text
 
 
-def cure(config: RunConfig) -> str:
-    """Return what to do if a generator of this run lacks memory."""
-    slots = slots_of(config)
-    if slots <= config.placement.engines:
+def cure(slots: int, engines: int) -> str:
+    """Return what to do if a generator with so many slots lacks memory."""
+    if slots <= engines:
         return "lower recipe.length in a new run"
-    fewer = max(config.placement.engines, _rounded(slots // 2))
+    fewer = max(engines, _rounded(slots // 2))
     return f"resume with fewer sequences, --rollouts.slots {fewer} (now {slots})"
 
 
-def trainer_cure(config: RunConfig) -> str:
-    """Return what to do if the trainer of this run lacks memory."""
-    tokens = micro_batch_tokens(config)
+def trainer_cure(settings: Learner, hardware: Hardware) -> str:
+    """Return what to do if a trainer lacks memory."""
+    tokens = chosen(settings.micro_batch_tokens)
     less = [f"--learner.micro_batch_tokens {max(1, tokens // 2)} (now {tokens})"]
-    if not recomputes(config):
+    if settings.gradient_checkpointing is not True:
         less.append("--learner.gradient_checkpointing true")
-    if config.hardware.device == "cpu" and config.hardware.trainer_helpers != 0:
+    if hardware.device == "cpu" and hardware.trainer_helpers != 0:
         less.insert(0, "--hardware.trainer_helpers 0")
     return f"resume with {' or '.join(less)}"
 

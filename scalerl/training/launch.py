@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -17,6 +17,8 @@ from scalerl.cluster.sizing import cure, memory_here
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import chosen
 from scalerl.config.overrides import plain_values
+from scalerl.config.run import Checkpointing
+from scalerl.config.trust import code_of
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
@@ -29,7 +31,7 @@ from scalerl.loggers.follow import Followers
 from scalerl.models.build import PolicySpec, sent_weights
 from scalerl.models.loading import end_tokens, load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
-from scalerl.models.sizes import ModelSizes, SizedModel
+from scalerl.models.sizes import SizedModel
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import (
@@ -54,7 +56,6 @@ from scalerl.training.display import RunDisplay
 from scalerl.training.evaluation_process import evaluation_process
 from scalerl.training.evaluator import Evaluator, HeldOut, Snapshot, saved_weights
 from scalerl.training.inputs import check_model, check_prompts, code_inputs, code_notes, model_inputs, prompt_inputs
-from scalerl.training.planned import pool_of
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import (
@@ -63,7 +64,6 @@ from scalerl.training.resolve import (
     arithmetic_notes,
     dated,
     length_notes,
-    mean_tokens,
     pinned,
     place_processes,
     resolve,
@@ -125,7 +125,7 @@ def resume(
     """
     directory = RunDirectory.resume(path)
     with directory.discarded_on_error():  # closes it; a run that existed before keeps its files
-        config, store = directory.config, store_of(directory.config, path)
+        config, store = directory.config, store_of(directory.config.checkpoint, path)
         if from_step is None:
             saved = sound_checkpoint(directory, store, display.note)
         else:
@@ -180,7 +180,7 @@ def _assemble(
     check_vocabulary(tokenizer, policy, model.path)
     stop = stop_tokens(policy, tokenizer)
     digests |= {"model": model_inputs(model, policy, tokenizer, prompts, reference=config.recipe.kl_coefficient > 0)}
-    digests |= {"code": code_inputs(config)}
+    digests |= {"code": code_inputs(code_of(config))}
     if state:
         check_model(state["inputs"]["model"], digests["model"], model.path, path)
     check_length(policy, rule, resolved.longest_prompt)
@@ -201,15 +201,18 @@ def _assemble(
     for note in [*resolved.lines, *notes]:
         display.note(note)
 
+    less = cure(chosen(config.rollouts.slots), config.placement.engines)
     layout = WeightLayout.of(sent_weights(policy, model.sent))
     channels, evaluator = [CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)], None
     held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
     if config.evaluation.overlap:
         channels.append(evaluation_channel(channel_name(config), layout, path, config.lora))
         process = evaluation_process(spec, config.data, channels[1], held_out)
-        evaluator = Evaluator(partial(backend.launch_evaluator, process), channels[1], display.note, cure(config))
-    learner = _learner(config, model, policy, channels, backend, path)
-    pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
+        evaluator = Evaluator(partial(backend.launch_evaluator, process), channels[1], display.note, less)
+    ranks = config.placement.trainer_ranks
+    settings = LearnerSpec(model, config.recipe, config.learner, config.hardware, config.placement, ranks=ranks)
+    learner = _learner(settings, policy if trains_in_loop(config) else None, channels, backend, path)
+    pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, less)
 
     devices = counted(placed.devices)
     judge = RunWarnings(config.recipe, chosen(config.rollouts.slots), config.main_tasks, default_axis(config))
@@ -225,16 +228,16 @@ def _assemble(
         progress=overrule(from_plain(Progress, state["progress"]), display) if state else Progress(),
         compute=Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline),
         records=Records(directory, display, judge),
-        store=store_of(config, path),
+        store=store_of(config.checkpoint, path),
         inputs=digests,
         stop_requested=stop_requested,
         evaluator=evaluator,
     )
 
 
-def store_of(config: RunConfig, path: Path) -> CheckpointStore:
-    """Return the checkpoints of a run, kept as its configuration says."""
-    return CheckpointStore(path / "checkpoints", config.checkpoint.keep, config.checkpoint.keep_every)
+def store_of(settings: Checkpointing, path: Path) -> CheckpointStore:
+    """Return the checkpoints of a run, kept as its settings say."""
+    return CheckpointStore(path / "checkpoints", settings.keep, settings.keep_every)
 
 
 def _read(
@@ -244,17 +247,19 @@ def _read(
 
     The lab's model is warm-started first.
     """
-    model = policy_spec(config, model_path_of(config.model, config.data, config.hardware, run, note))
+    threads = chosen(config.hardware.trainer_threads) + chosen(config.hardware.generator_threads)
+    model = policy_spec(config, model_path_of(config.model, config.data, threads, run, note))
     tokenizer = load_tokenizer(model.path, model.revision)
     if not begun:
         config = dated(config, tokenizer, note)
     named = isinstance(config.model, HuggingFaceModel)
     prompts = load_prompts(config, tokenizer, end_tokens(model.path, model.revision, tokenizer) if named else ())
-    sizes = known_sizes(config.model)
-    loaded = model.load(loop_device(config)) if sizes is None else None
-    sized = SizedModel(loaded.sizes if loaded is not None else cast(ModelSizes, sizes), model.path)
-    machine, pool, mean = memory_here(config.hardware, config.placement), pool_of(config, prompts), mean_tokens(prompts)
-    return Inputs(config, sized, machine, pool, mean, tokenizer, prompts, begun), model, loaded
+    sizes, loaded = known_sizes(config.model), None
+    if sizes is None:
+        loaded = model.load(loop_device(config))
+        sizes = loaded.sizes
+    machine = memory_here(config.hardware, config.placement)
+    return Inputs(config, SizedModel(sizes, model.path), machine, tokenizer, prompts, begun), model, loaded
 
 
 def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], Prompt]:
@@ -276,20 +281,17 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Map
 
 
 def _learner(
-    config: RunConfig, model: PolicySpec, policy: Policy, channels: Sequence[WeightChannel], backend: Backend, run: Path
+    spec: LearnerSpec, policy: Policy | None, channels: Sequence[WeightChannel], backend: Backend, run: Path
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which load their own."""
-    placement = config.placement
-    ranks = placement.trainer_ranks
-    spec = LearnerSpec(model, config.recipe, config.learner, config.hardware, placement, ranks=ranks)
-    if trains_in_loop(config):
+    if policy is not None:
         return single_learner(spec, policy)
     try:
         return LearnerGroup(
             backend.start_ranks(spec, channels),
             channels,
-            step_timeout_s=placement.step_timeout_s,
-            transfer_timeout_s=placement.transfer_timeout_s,
+            step_timeout_s=spec.placement.step_timeout_s,
+            transfer_timeout_s=spec.placement.transfer_timeout_s,
         )
     except LearnerDied as error:
         raise LearnerDied(recorded(error, run)) from None

@@ -81,18 +81,14 @@ class Placed:
 class Inputs:
     """What the sizes of a run are decided from. A plan assumes what it does not read.
 
-    Example (the lab): Inputs(config=RunConfig(...), model=SizedModel(...), machine=Machine(...), pool=Pool(...),
-                              prompt_tokens=11.9, tokenizer=Tokenizer(...), prompts=PromptSplit(...))
+    Example (the lab): Inputs(config=RunConfig(...), model=SizedModel(...), machine=Machine(...),
+                              tokenizer=Tokenizer(...), prompts=PromptSplit(...))
     """
 
     config: RunConfig
     """With the device; of a run that has begun, with its sizes."""
     model: SizedModel
     machine: Machine
-    pool: Pool
-    """Prompts by task, as far as they are known."""
-    prompt_tokens: float = 0.0
-    """Mean tokens of a prompt; 0: assumed."""
     tokenizer: Any = None
     """None: a plan, which assumes the longest prompt."""
     prompts: PromptSplit | None = None
@@ -140,6 +136,7 @@ def resolve(inputs: Inputs) -> Resolved:
     """
     given, machine, notes = inputs.config, inputs.machine, list[str]()
     config, prompts = given, inputs.prompts.all_prompts if inputs.prompts else ()
+    pool = pool_of(config, inputs.prompts)
     if prompts and not inputs.begun:
         config = with_length_of_model(config, inputs.tokenizer, prompts, notes.append)
     if agents := has_agents(prompts):
@@ -156,10 +153,10 @@ def resolve(inputs: Inputs) -> Resolved:
     elif note := room_note(config, inputs.model.sizes, row_tokens, machine):
         notes.append(note)
     if config.placement.backend == "local":
-        evaluated = evaluated_sequences(config, inputs.pool)
-        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, inputs.prompt_tokens, evaluated)
+        mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(config)
+        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated_sequences(config, pool))
     sources = sources_of(given, config, saved, longest)
-    return Resolved(config, rule, longest, environments, agents, inputs.pool, sources, tuple(notes))
+    return Resolved(config, rule, longest, environments, agents, pool, sources, tuple(notes))
 
 
 def planned_inputs(config: RunConfig) -> Inputs:
@@ -169,14 +166,14 @@ def planned_inputs(config: RunConfig) -> Inputs:
         ConfigError: As `load_prompts`: the run would not start either.
     """
     config = resolved_here(config)
-    split, tokenizer = prompts_here(config) or (None, None)
-    mean = mean_tokens(split) if split else mean_prompt(config)
-    model, machine, pool = (
-        sizes_of(config.model),
-        memory_here(config.hardware, config.placement),
-        pool_of(config, split),
-    )
-    return Inputs(config, model, machine, pool, mean, tokenizer, split)
+    sizes, machine = sizes_of(config.model), memory_here(config.hardware, config.placement)
+    path, files = getattr(config.model, "path", ""), [getattr(task, "path", "") for task in config.data]
+    from_files = all(isinstance(task, PromptFile) for task in config.data) and all(map(is_readable, files))
+    if not from_files or not (Path(path) / "tokenizer.json").is_file():
+        return Inputs(config, sizes, machine)
+    tokenizer = load_tokenizer(path, "main")
+    prompts = load_prompts(config, tokenizer, end_tokens(path, "main", tokenizer))
+    return Inputs(config, sizes, machine, tokenizer, prompts)
 
 
 def resolved_here(config: RunConfig) -> RunConfig:
@@ -184,22 +181,6 @@ def resolved_here(config: RunConfig) -> RunConfig:
     if config.placement.backend != "local" or config.hardware.device == "cuda":
         return config
     return replace(config, hardware=resolve_hardware(config.hardware))
-
-
-def prompts_here(config: RunConfig) -> tuple[PromptSplit, Any] | None:
-    """Return the prompts, with the notes of their checks, and the tokenizer, if both are files here and not large."""
-    model, paths = Path(getattr(config.model, "path", "")), [getattr(task, "path", "") for task in config.data]
-    if not all(isinstance(task, PromptFile) for task in config.data) or not (model / "tokenizer.json").is_file():
-        return None
-    if not all(map(is_readable, paths)):
-        return None
-    tokenizer = load_tokenizer(str(model), "main")
-    return load_prompts(config, tokenizer, end_tokens(str(model), "main", tokenizer)), tokenizer
-
-
-def mean_tokens(split: PromptSplit) -> float:
-    """Return the mean tokens of prompts."""
-    return sum(len(prompt.tokens) for prompt in split.all_prompts) / len(split.all_prompts)
 
 
 def check_gpus(config: RunConfig, model: SizedModel, machine: Machine, given: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import chosen
 from scalerl.config.data import TaskData
-from scalerl.config.placement import Hardware, Placement
+from scalerl.config.placement import Placement
 from scalerl.config.recipe import Custom, Recipe
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.status import Heartbeat
@@ -25,9 +25,11 @@ from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.sizes import ModelSizes, of_config, sizes_of
 from scalerl.placement.choices import generation_of
-from scalerl.rollouts.build import GeneratorSpec
+from scalerl.rollouts.build import Decoding, GeneratorSpec
+from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.testing import check_engine_plugin
 from scalerl.training.warm_start import fault, warm_start, warm_start_directory
 
@@ -35,7 +37,7 @@ from scalerl.training.warm_start import fault, warm_start, warm_start_directory
 def model_path_of(
     model: TinyModel | HuggingFaceModel,
     data: Sequence[TaskData],
-    hardware: Hardware,
+    threads: int,
     run: Path,
     note: Callable[[str], None],
 ) -> str:
@@ -44,7 +46,7 @@ def model_path_of(
     Args:
         model: The model.
         data: Tasks of the run, which the tiny model is taught.
-        hardware: Threads of a warm start.
+        threads: CPU threads of a warm start.
         run: The run directory, whose status has the progress of the warm start.
         note: Function that gets lines for the user.
 
@@ -68,9 +70,10 @@ def model_path_of(
             if "step" in row:
                 beating.phase("warm start", f"update {row['step']:.0f} of {steps} on worked examples")
 
-        torch.set_num_threads(chosen(hardware.trainer_threads) + chosen(hardware.generator_threads))
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
         warm_start(model, data, directory, report)
-        torch.set_num_threads(chosen(hardware.trainer_threads))
+        torch.set_num_threads(before)
     return str(directory)
 
 
@@ -112,18 +115,26 @@ def generator_spec(
         run: Directory for logs.
         parts: Other fields.
     """
+    recipe, generation = config.recipe, generation_of(config)
     return GeneratorSpec(
         policy=model,
         vocabulary=policy.vocab_size,
         sizes=policy.sizes,
-        recipe=config.recipe,
+        device=config.hardware.device,
+        threads=chosen(config.hardware.generator_threads),
         placement=config.placement,
-        hardware=config.hardware,
         scoring=config.scoring,
-        generation=generation_of(config),
-        longest_prompt=longest_prompt,
-        rule=rule,
-        stop=stop,
+        decoding=Decoding(
+            slots=generation.slots,
+            evaluated=generation.evaluated_sequences,
+            seed=generation.seed,
+            longest_prompt=longest_prompt,
+            rule=rule,
+            sampling=Sampling(recipe.temperature, recipe.top_p, stop),
+            experts=recipe.routing_replay == "on",
+        ),
+        schedule=schedule_of(recipe, generation),
+        group_size=recipe.generations_per_prompt,
         save=save_state,
         run=run,
         **parts,
