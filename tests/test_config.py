@@ -137,7 +137,7 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
         ("[recipe]\nlearning_rate = 1\n", [], "did you mean 'optimizer.learning_rate'"),
         ("recipe = 'grpoo'\n", [], "did you mean 'grpo'"),
         ("[recipe.loss]\nmax_ratio = 0\n", [], "recipe.loss.max_ratio: got 0"),
-        (TWO_TASKS, ["--data.points", "3"], "arithmetic, lines"),
+        (TWO_TASKS, ["--data.prompts", "3"], "arithmetic, lines"),
         ("data = []\n", [], "no task"),
         ('[[data]]\nkind = "arithmetic"\n' * 2, [], "'arithmetic'"),
     ],
@@ -204,12 +204,12 @@ def test_a_word_of_another_type_is_an_error_that_shows_it_as_typed(field, text):
 def test_several_tasks_have_a_table_each(tmp_path):
     config = written(tmp_path, TWO_TASKS)
     assert config.tasks == ["arithmetic", "lines"] and shares(config.data) == {"arithmetic": 0.75, "lines": 0.25}
-    assert config.data[0].operations == (1, 3) and config.data[1].points == 4
+    assert config.data[0].operations == (1, 3) and config.data[1].prompts == 4096
     output = "512 held-out prompts of arithmetic and 100 held-out prompts of lines x 2 samples"
     assert any(output in line for line in derived_sizes(config))
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
-    changed = written(tmp_path, TWO_TASKS, "--data.lines.points", "3", "--data.arithmetic.share", "1")
-    assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
+    changed = written(tmp_path, TWO_TASKS, "--data.lines.prompts", "300", "--data.arithmetic.share", "1")
+    assert changed.data[1].prompts == 300 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
 
 
 def test_several_user_files_start_from_sizes_for_one_machine(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from scalerl.config.overrides import changed_values
 from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import derived_sizes, slots_of
+from scalerl.placement.choices import derived_sizes, slots_of, source_line
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
 that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are
@@ -52,12 +52,13 @@ def run_new(words: list[str]) -> int:
     config = read_config(None, ["--preset", preset, *defaults, *fields])
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
+    given = config
     with Working("simulating"):
         if "--evaluation.every" not in " ".join(fields):
             config = replace(config, evaluation=replace(config.evaluation, every=chosen_interval(config)))
         config, about = _on_gpus(config, gpus, "--checkpoint.every" in " ".join(fields)) if gpus else (config, [])
     table = {"preset": "scalerl", **changed_values(config)}
-    notes = [*derived_sizes(config), *about, curve_line(config), *_packages(config)]
+    notes = [*derived_sizes(config), source_line(given, config), *about, curve_line(config), *_packages(config)]
     print_lines(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 

@@ -95,17 +95,10 @@ def _gpu_here() -> bool:
     return torch.cuda.is_available()
 
 
-def longest_row(config: RunConfig, prompt: int = 0, phrase: int = PHRASE) -> int:
-    """Return the most tokens of a prompt and its completion.
-
-    Args:
-        config: Configuration of the run.
-        prompt: Tokens of the longest prompt; 0: the limit of the tasks.
-        phrase: Tokens of the phrase that ends the thinking, if the recipe has one.
-    """
+def longest_row(config: RunConfig, prompt: int = 0) -> int:
+    """Return the most tokens of a prompt and its completion; `prompt`: the longest one, 0: the limit of the tasks."""
     length = config.recipe.length
-    inserted = phrase if isinstance(length, Interruption) else 0
-    return (prompt or prompt_tokens(config)[1]) + length.max_tokens + inserted
+    return (prompt or prompt_tokens(config)[1]) + length.max_tokens + PHRASE * isinstance(length, Interruption)
 
 
 def sized(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> RunConfig:

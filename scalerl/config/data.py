@@ -28,10 +28,10 @@ class TaskData(Part):
     """Name of the task and of its curve; empty: the kind, or the name of the verifier or reward function."""
     share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Share of the prompts drawn, relative to the other tasks'; 0: only evaluated, never trained on."""
-    held_out: Held | Literal["all"] | None = None
-    """Number of held-out prompts; none: evaluation.prompts; all: every prompt, for a task with share 0."""
-    samples: Few | None = None
-    """k: samples per held-out prompt; none: evaluation.samples."""
+    held_out: Auto | Held | Literal["all"] = "auto"
+    """Number of held-out prompts; auto: evaluation.prompts; all: every prompt, for a task with share 0."""
+    samples: Auto | Few = "auto"
+    """k: samples per held-out prompt; auto: evaluation.samples."""
 
     @property
     def curve(self) -> str:
@@ -66,11 +66,12 @@ class ArithmeticTask(GeneratedTask):
 
 
 class ProgramsTask(GeneratedTask):
-    """Linear functions modulo 10: the model writes a program from given points, which is tested on a hidden point."""
+    """Linear functions modulo 10: the model writes a program from 4 points, which is tested on a hidden one.
+
+    There are 5,600 distinct prompts.
+    """
 
     kind: Literal["programs"] = "programs"
-    points: Annotated[int, Field(ge=3, le=5)] = 4
-    """Points shown: x = 0, x = 1 and others. There are 800 distinct prompts with 3, 5,600 with 4, 33,600 with 5."""
 
 
 def _day(value: Any) -> str:
@@ -269,8 +270,8 @@ class EnvironmentTask(RepliedTask, ServedTask):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the environment's `load_environment`; with verifiers 0.4, the table [env], such as
     {taskset = {difficulty = "easy"}}."""
-    prompts: Held | None = None
-    """Size of the training pool, with verifiers 0.4; none: all tasks, except those of evaluations."""
+    prompts: Held | Literal["all"] = "all"
+    """Size of the training pool, with verifiers 0.4; all: all tasks, except those of evaluations."""
     pass_reward: float = 1.0
     """Smallest reward of the rubric that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0

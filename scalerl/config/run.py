@@ -80,7 +80,7 @@ class Evaluation(Part):
 
     def samples_of(self, task: TaskData) -> int:
         """Return k, the samples per held-out prompt of a task."""
-        return task.samples or self.samples
+        return self.samples if task.samples == "auto" else task.samples
 
 
 MOST_RANK = 512

@@ -75,6 +75,8 @@ NODE_ANSWER_S = 60.0
 
 # -------------------------------------------------------------------------------------------------- prompts, rewards
 
+REWARD_S = 600.0
+"""Seconds of a reward function for the completions of one prompt; they then get no reward."""
 HUB_REQUEST_S = 10.0
 """Seconds for a request to the hub."""
 TEMPLATE_S = 10.0
@@ -221,7 +223,7 @@ WATCHED: tuple[Watch, ...] = (
     Watch(
         "a process that judges completions",
         "the loop, or a scorer",
-        ("scoring.timeout_s", "SANDBOX_START_S", "SANDBOX_SPARE_S", "SESSION_CLOSE_S"),
+        ("scoring.timeout_s", "REWARD_S", "SANDBOX_START_S", "SANDBOX_SPARE_S", "SESSION_CLOSE_S"),
         "it is replaced; the completion gets no reward, or is judged again if the process died",
     ),
     Watch(

@@ -197,8 +197,8 @@ def evaluated_sequences(config: RunConfig, pool: Pool) -> int:
     )
 
 
-def sources_of(given: RunConfig, config: RunConfig, saved: bool = False, longest_prompt: int = 0) -> dict[str, str]:
-    """Return the sizes of a run in words, each with where it is from: measured, given, saved, chosen or assumed.
+def source_line(given: RunConfig, config: RunConfig, saved: bool = False, longest_prompt: int = 0) -> str:
+    """Return the sizes of a run with where they are from: measured, given, saved, chosen or assumed.
 
     Args:
         given: The configuration before sizes were chosen.
@@ -206,21 +206,16 @@ def sources_of(given: RunConfig, config: RunConfig, saved: bool = False, longest
         saved: Whether the run has begun with these sizes.
         longest_prompt: Longest prompt, tokens; 0: not read.
     """
-    decided = "saved" if saved else "chosen"
+    chosen = "saved" if saved else "chosen"
     tokens, expected = given.learner.micro_batch_tokens, config.rollouts.expected_tokens
-    return {
-        f"{slots_of(config):,} slots": decided if saved or given.rollouts.slots == "auto" else "given",
-        f"micro-batches of {micro_batch_tokens(config):,} tokens": decided if saved or tokens == "auto" else "given",
-        f"a mean length of {expected_tokens(config):,} tokens": "assumed" if expected == "auto" else "given",
-        f"prompts of at most {longest_prompt:,} tokens" if longest_prompt else "the longest prompt": "measured"
-        if longest_prompt
-        else "assumed",
-    }
-
-
-def source_line(sources: Mapping[str, str]) -> str:
-    """Return where the sizes of a run are from, as a line."""
-    of = {source: [name for name, own in sources.items() if own == source] for source in sources.values()}
+    longest = f"prompts of at most {longest_prompt:,} tokens" if longest_prompt else "the longest prompt"
+    sources = [
+        (f"{slots_of(config):,} slots", chosen if saved or given.rollouts.slots == "auto" else "given"),
+        (f"micro-batches of {micro_batch_tokens(config):,} tokens", chosen if saved or tokens == "auto" else "given"),
+        (f"a mean length of {expected_tokens(config):,} tokens", "assumed" if expected == "auto" else "given"),
+        (longest, "measured" if longest_prompt else "assumed"),
+    ]
+    of = {source: [name for name, own in sources if own == source] for _, source in sources}
     return "; ".join(f"{source}: {', '.join(names)}" for source, names in of.items())
 
 
@@ -240,7 +235,7 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
             else f"{most}{checks.held_out_of(task)} held-out prompts"
         )
         + (f" of {task.curve}" if len(config.data) > 1 else "")
-        + (f" ({task.samples} samples each)" if task.samples else "")
+        + (f" ({task.samples} samples each)" if task.samples != "auto" else "")
         for task in config.data
     )
     g = generation_of(config)

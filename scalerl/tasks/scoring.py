@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from scalerl.config.data import AgentTask, EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import REWARD_S
 from scalerl.core.packages import check_installed
 from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.tasks import environments
@@ -26,9 +27,6 @@ from scalerl.tasks.repetition import stands_in
 from scalerl.tasks.user_rewards import Failures, call_by_name
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
-
-REWARD_S = 600.0
-"""Time limit of a reward function for the completions of one prompt, seconds; they then count as failed."""
 
 Decode = Callable[[Sequence[int], Sequence[int]], str]
 """(tokens of the prompt, tokens of a completion) -> the text that is judged."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -37,7 +37,6 @@ from scalerl.placement.choices import (
     derived_sizes,
     evaluated_sequences,
     source_line,
-    sources_of,
 )
 from scalerl.placement.devices import (
     GB,
@@ -102,7 +101,7 @@ class Resolved:
     """A run with all that is decided before its processes start. Nothing below asks "auto" again.
 
     Example (the lab): Resolved(config=RunConfig(...), rule=LengthRule(...), longest_prompt=14, environments=False,
-                                agents=False, pool=Pool(...), sources={"256 slots": "chosen", ...}, notes=(...))
+                                agents=False, pool=Pool(...), sources="chosen: 256 slots, ...", notes=(...))
     """
 
     config: RunConfig
@@ -117,15 +116,15 @@ class Resolved:
     """Whether programs make rollouts."""
     pool: Pool
     """Prompts by task."""
-    sources: Mapping[str, str]
-    """Each size in words, and where it is from: measured, given, saved, chosen or assumed."""
+    sources: str
+    """The sizes with where they are from: measured, given, saved, chosen or assumed."""
     notes: tuple[str, ...]
     """Reasons of choices, memory, disk and duration."""
 
     @property
     def lines(self) -> list[str]:
         """The decisions as text."""
-        return [*derived_sizes(self.config, self.pool), *self.notes, source_line(self.sources)]
+        return [*derived_sizes(self.config, self.pool), *self.notes, self.sources]
 
 
 def resolve(inputs: Inputs) -> Resolved:
@@ -155,7 +154,7 @@ def resolve(inputs: Inputs) -> Resolved:
     if config.placement.backend == "local":
         mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(config)
         notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated_sequences(config, pool))
-    sources = sources_of(given, config, saved, longest)
+    sources = source_line(given, config, saved, longest)
     return Resolved(config, rule, longest, environments, agents, pool, sources, tuple(notes))
 
 

@@ -96,7 +96,7 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         policy = Policy(make_model(model, tokenizer))
         history += _train(policy, tried, data, tokenizer, report)
         accuracy = {
-            task.curve: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts(task))
+            task.curve: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts())
             for task in generated_tasks(data)
         }
         by_task = {f"fact_accuracy_{name}": share for name, share in accuracy.items()} if len(accuracy) > 1 else {}

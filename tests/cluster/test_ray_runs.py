@@ -14,7 +14,7 @@ from scalerl.learner.checkpoint import CheckpointStore, load_plain
 pytest.importorskip("ray", reason="needs Ray")
 
 RAY = ["--placement.backend", "ray", "--placement.ray_address", "local", "--placement.generators", "2"]
-WORDS = runs.SMALL
+WORDS = [*runs.SMALL]
 
 
 def begin(lab_model, path, *words):

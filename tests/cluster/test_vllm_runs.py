@@ -24,7 +24,7 @@ pytestmark = [
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 STARTED = 400.0
 """Seconds for the start of a server on a busy machine, which takes 50 on a quiet one."""
-WORDS = runs.SMALL
+WORDS = [*runs.SMALL]
 WORDS += ["--placement.engine", "vllm", "--placement.vllm_python", PYTHON, "--hardware.device", "cpu"]
 
 
