@@ -346,8 +346,6 @@ class AgentTask(ServedTask):
                 f"command: got {short(list(self.command))} with function {self.function!r}; allowed: one of them, such "
                 'as command = ["python", "agent.py"] or function = "my_agent:run"'
             )
-        if self.command and not self.command[0]:
-            raise ValueError("command: got an empty program; allowed: a program and its arguments")
         return self
 
     @property

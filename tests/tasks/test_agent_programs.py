@@ -315,7 +315,6 @@ def agent(**fields):
     [
         ({}, "allowed: one of them"),
         ({"command": ["a"], "function": "b:c"}, "allowed: one of them"),
-        ({"command": [""]}, "empty program"),
         ({"command": ["a"], "rollout_s": 0}, "rollout_s"),
         ({"command": ["a"], "model": ""}, "model"),
     ],
