@@ -165,7 +165,11 @@ def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
         cls: The validated record, whose field names are suggested for unknown keys.
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
-    lines = list(dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]))  # a long list may have 400,000
+    allowed: dict[str, list[str]] = {}  # by the value that was got: a field of several types has a problem for each
+    for line in dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]):  # a long list may have 400,000
+        got, _, what = line.partition("; ")
+        allowed.setdefault(got, []).append(what)
+    lines = [f"{got}; {' or '.join(what)}" if any(what) else got for got, what in allowed.items()]
     more = [f"and {len(details) - LISTED:,} more"] if len(details) > LISTED else []
     return "; ".join([*lines, *more])
 
