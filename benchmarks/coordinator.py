@@ -29,8 +29,9 @@ from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, by_key
 from scalerl.cluster.simulation import SimulatedTrainer, simulate_run
 from scalerl.cluster.speed import Speeds
 from scalerl.config.base import replace
+from scalerl.config.length import NoLengthControl
 from scalerl.config.presets import LAB
-from scalerl.config.recipe import NoLengthControl, PipelineRL
+from scalerl.config.recipe import PipelineRL
 from scalerl.config.run import RunConfig
 from scalerl.placement.choices import generation_of
 from scalerl.rollouts.coordinator import Coordinator

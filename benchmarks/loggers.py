@@ -53,8 +53,8 @@ def wait_until_logged(path: Path, name: str, step: int) -> None:
 def measure(name: str, steps: int, step_s: float) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
-        uri = f"sqlite:///{path}/mlflow.db"
-        config = read_config(None, {"loggers": [{"kind": name, "tracking_uri": uri} if name == "mlflow" else name]})
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{path}/mlflow.db"
+        config = read_config(None, {"loggers": [name]})
         (path / "loggers.json").write_text("{}")
         settings, makers = plain_values(config, mode="json"), makers_of(config.loggers)
         followers = Followers(settings, run_info(config), path, makers, print)

@@ -24,7 +24,7 @@ from scalerl.learner.rank_processes import RankProcesses
 from scalerl.learner.ranks import LearnerGroup
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import load_policy
-from scalerl.placement.choices import learner_settings, policy_spec
+from scalerl.placement.choices import policy_spec
 
 MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lab (136k)": ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}, 256, 80),
@@ -73,7 +73,7 @@ def measure(name: str, rounds: int) -> None:
             learner=Learner(micro_batch_tokens=8192),
         )
         single = SingleLearner(load_policy(path), config.recipe, micro_batch_tokens=8192)
-        model, settings = policy_spec(config, path), learner_settings(config)
+        model, settings = policy_spec(config, path), config.learner
         spec = LearnerSpec(model, config.recipe, settings, config.hardware, config.placement, ranks=2)
         ranks = RankProcesses.of([{}, {}], spec, [])
         learners: dict[str, Any] = {

@@ -7,21 +7,36 @@ from typing import Any
 from scalerl.config import RunConfig
 from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.placement.choices import generation_of, policy_spec
-from scalerl.rollouts.build import GeneratorSpec
+from scalerl.rollouts.build import Decoding, GeneratorSpec
+from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.schedule import schedule_of
 
 
-def generator_spec(config: RunConfig, path: str, vocabulary: int, **fields: Any) -> GeneratorSpec:
+def generator_spec(
+    config: RunConfig, path: str, vocabulary: int, rule: LengthRule, stop: tuple[int, ...], **fields: Any
+) -> GeneratorSpec:
     """Return the generators over a model in a directory."""
+    generation = generation_of(config)
     return GeneratorSpec(
         policy=policy_spec(config, path),
         vocabulary=vocabulary,
         sizes=ModelSizes(10.0, (Attention(4, 0),)),
-        recipe=config.recipe,
+        device=config.hardware.device,
+        threads=2,
         placement=config.placement,
-        hardware=config.hardware,
         scoring=config.scoring,
-        generation=generation_of(config),
-        longest_prompt=2,
+        decoding=Decoding(
+            slots=generation.slots,
+            evaluated=generation.evaluated_sequences,
+            seed=generation.seed,
+            longest_prompt=2,
+            rule=rule,
+            sampling=Sampling(config.recipe.temperature, config.recipe.top_p, stop),
+            experts=config.recipe.routing_replay == "on",
+        ),
+        schedule=schedule_of(config.recipe, generation),
+        group_size=config.recipe.generations_per_prompt,
         load_state=None,
         save=None,
         **fields,

@@ -15,13 +15,13 @@ from scalerl.config import RunConfig
 from scalerl.core.plugins import PluginError
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.ranks import join, load_learner
-from scalerl.placement.choices import learner_settings, policy_spec
+from scalerl.placement.choices import policy_spec
 
 
 def learner_spec(config: RunConfig, path: str, **rank: Any) -> LearnerSpec:
     """Return the learner of a configuration over the model in a directory."""
     return LearnerSpec(
-        policy_spec(config, path), config.recipe, learner_settings(config), config.hardware, config.placement, **rank
+        policy_spec(config, path), config.recipe, config.learner, config.hardware, config.placement, **rank
     )
 
 

@@ -16,7 +16,7 @@ RECIPE = [
     "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4", "--recipe.off_policy.max_lag", "4",
     "--recipe.length.thinking_tokens", "[12, 20]", "--recipe.optimizer.learning_rate", "1e-3",
     "--evaluation.prompts", "16", "--evaluation.samples", "2", "--evaluation.every", "6",
-    "--checkpoint.every", "4", "--rollouts.lag_ticks", "12", "--steps", "24",
+    "--checkpoint.every", "4", "--steps", "24",
 ]  # fmt: skip
 """A run of a few seconds on one core, for any task."""
 

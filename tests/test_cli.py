@@ -225,7 +225,7 @@ OWN = [
     "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4",
     "--recipe.length.thinking_tokens", "[12, 20]",
     "--recipe.length.answer_tokens", "9", "--recipe.length.phrase", "</think>", "--evaluation.prompts", "8",
-    "--evaluation.samples", "2", "--evaluation.every", "2", "--checkpoint.every", "50", "--rollouts.lag_ticks", "10",
+    "--evaluation.samples", "2", "--evaluation.every", "2", "--checkpoint.every", "50",
     "--data.max_prompt_tokens", "16",
 ]  # fmt: skip
 

@@ -75,8 +75,8 @@ def test_the_schedule_is_eager_if_engines_do_not_step_together():
     [
         ("", ["--recipe.retire_pass_rate", "none"]),
         ("", ["--model", "m", "--data", "d"]),
-        ("", ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "follow"]),
-        ("", ["--placement.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"]),
+        ("", ["--model.experts", "4", "--recipe.off_policy.stale", "mask"]),
+        ("", ["--placement.generators", "2", "--rollouts.slots", "8", "--rollouts.weights", "directory"]),
         (TWO_TASKS, ["--model.experts", "4"]),
         (TWO_FILES, ["--model", "m"]),
     ],
@@ -111,7 +111,7 @@ def written(directory, text, *words):
         ("--data.share 0.3", "one task"),
         ("--data.held_out 0", "data.held_out: got 0"),
         ("--placement.generators 4 --rollouts.slots 3", "rollouts.slots: got 3"),
-        ("--placement.backend ray --rollouts.schedule deterministic", "rollouts.schedule"),
+        ("--rollouts.slots 0", "rollouts.slots: got 0"),
         ("--placement.servers ['http://a:1']", "engine = 'vllm'"),
         ("--placement.engine vllm --placement.servers ['a:1']", "got 'a:1'"),
         (
@@ -137,7 +137,7 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
         ("[recipe]\nlearning_rate = 1\n", [], "did you mean 'optimizer.learning_rate'"),
         ("recipe = 'grpoo'\n", [], "did you mean 'grpo'"),
         ("[recipe.loss]\nmax_ratio = 0\n", [], "recipe.loss.max_ratio: got 0"),
-        (TWO_TASKS, ["--data.points", "3"], "arithmetic, lines"),
+        (TWO_TASKS, ["--data.prompts", "3"], "arithmetic, lines"),
         ("data = []\n", [], "no task"),
         ('[[data]]\nkind = "arithmetic"\n' * 2, [], "'arithmetic'"),
     ],
@@ -183,15 +183,15 @@ def test_other_fields_are_read_by_their_types():
     words = ["--placement.engine", "vllm", "--placement.vllm_arguments", '["--a", 8, 1e3, true, 2024-01-02]']
     assert read_config(None, words).placement.vllm_arguments == ("--a", "8", "1e3", "true", "2024-01-02")
     assert read_config(None, [*MINE, "--suites", "[2024]"]).tasks == ["math", "2024"]
-    for text, value in (("7", 7), ("follow", "follow")):
-        assert read_config(None, ["--rollouts.lag_ticks", text]).rollouts.lag_ticks == value
+    for text, value in (("7", 7), ("auto", "auto")):
+        assert read_config(None, ["--rollouts.slots", text]).rollouts.slots == value
     assert read_config(None, ["--seed", "1e3"]).seed == 1000
 
 
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("seed", "true"), ("seed", "2024-01-02"), ("rollouts.lag_ticks", "2024-01-02"), ("stop_when", "[1]"),
+        ("seed", "true"), ("seed", "2024-01-02"), ("rollouts.slots", "2024-01-02"), ("stop_when", "[1]"),
         ("recipe.loss", "2024"), ("data.operations", "2024-01-02"), ("recipe.retire_pass_rate", "1 # x"),
     ],
 )  # fmt: skip
@@ -204,12 +204,12 @@ def test_a_word_of_another_type_is_an_error_that_shows_it_as_typed(field, text):
 def test_several_tasks_have_a_table_each(tmp_path):
     config = written(tmp_path, TWO_TASKS)
     assert config.tasks == ["arithmetic", "lines"] and shares(config.data) == {"arithmetic": 0.75, "lines": 0.25}
-    assert config.data[0].operations == (1, 3) and config.data[1].points == 4
+    assert config.data[0].operations == (1, 3) and config.data[1].prompts == 4096
     output = "512 held-out prompts of arithmetic and 100 held-out prompts of lines x 2 samples"
     assert any(output in line for line in derived_sizes(config))
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
-    changed = written(tmp_path, TWO_TASKS, "--data.lines.points", "3", "--data.arithmetic.share", "1")
-    assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
+    changed = written(tmp_path, TWO_TASKS, "--data.lines.prompts", "300", "--data.arithmetic.share", "1")
+    assert changed.data[1].prompts == 300 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
 
 
 def test_several_user_files_start_from_sizes_for_one_machine(tmp_path, monkeypatch):
@@ -253,13 +253,6 @@ def test_a_recipe_by_name_has_the_sizes_of_the_preset_or_file_and_further_option
     assert parse_config(to_toml(saved), "config.toml") == saved
     mine = read_config(None, ["--preset", "scalerl", "--model", "m", "--data", "p.jsonl", "--recipe", "minimax"])
     assert mine.recipe == MINIMAX
-
-
-def test_a_loss_that_brings_its_own_aggregation_says_so():
-    line = "recipe.loss 'gspo' has its own default recipe.aggregation, 'sample'"
-    assert line in "\n".join(derived_sizes(read_config(None, ["--recipe.loss", "gspo"])))
-    for words in ([], ["--recipe.loss", "gspo", "--recipe.aggregation", "prompt"], ["--recipe.aggregation", "sample"]):
-        assert "aggregation" not in "\n".join(derived_sizes(read_config(None, words)))
 
 
 def test_a_saved_configuration_and_an_ablation_with_gspo_keep_their_aggregation():

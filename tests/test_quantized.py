@@ -261,7 +261,7 @@ def test_a_run_with_servers_of_its_own_needs_a_model_in_full_precision(tmp_path)
     words = ["--model", str(tmp_path / "m"), "--data", "d.jsonl", "--placement.engine", "vllm"]
     config = read_config(None, words)
     with pytest.raises(ConfigError, match=r"m in fp8, .*load_model as L; L\('OLD', 'main', 'bfloat16'\)"):
-        check_sampled(config, policy_spec(config, str(tmp_path / "m")), policy)
+        check_sampled(config.placement, config.recipe, "eager", "cpu", policy_spec(config, str(tmp_path / "m")), policy)
     (tmp_path / "new").mkdir()
     load_model(str(tmp_path / "m"), "main", "bfloat16").save_pretrained(tmp_path / "new")  # what the message says
-    check_sampled(config, policy_spec(config, str(tmp_path / "new")), policy)
+    check_sampled(config.placement, config.recipe, "eager", "cpu", policy_spec(config, str(tmp_path / "new")), policy)

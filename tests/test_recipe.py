@@ -1,8 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from scalerl.config.base import build
-from scalerl.config.recipe import SCALERL, Cispo, Gspo, Interruption, PipelineRL, PpoOffPolicy, Recipe, replace
+from scalerl.config.base import build, replace
+from scalerl.config.length import Interruption
+from scalerl.config.recipe import SCALERL, Cispo, Gspo, PipelineRL, PpoOffPolicy, Recipe
 from scalerl.core.errors import ConfigError
 
 

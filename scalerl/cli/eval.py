@@ -14,9 +14,10 @@ from scalerl.cli.train import check_inputs
 from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
 from scalerl.config.base import build, replace
 from scalerl.config.data import PromptFile, TextTask
+from scalerl.config.length import NoLengthControl
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Placement
-from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
+from scalerl.config.recipe import SCALERL, Recipe
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import output_directory, safe_name, write_whole
@@ -154,7 +155,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     shared: dict[str, Any] = {
         "model": model,
         "recipe": build(Recipe, {**dict(recipe), **changes}, "options"),
-        "rollouts": build(Rollouts, {"slots": arguments.slots or 0}, "options"),
+        "rollouts": build(Rollouts, {"slots": arguments.slots or "auto"}, "options"),
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": _placement(arguments, base),
         "loggers": (),  # an evaluation sends nothing
@@ -176,9 +177,9 @@ def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placeme
         return Placement()
     place = base.placement if base and base.placement.engine == "vllm" else Placement(engine="vllm")
     python = arguments.vllm_python or place.vllm_python
-    place = replace(place, backend="local", servers=(), trainer_ranks=1, scorers=0, gpus=0, vllm_python=python)
+    place = replace(place, backend="local", servers=(), trainer_ranks=1, scorers=0, gpus=None, vllm_python=python)
     if arguments.device == "cpu":
-        return replace(place, generators=1, tensor_parallel=1, gpus_per_generator=0)
+        return replace(place, generators=1, tensor_parallel=1, gpus_per_generator="auto")
     import torch
 
     return replace(place, generators=max(1, torch.cuda.device_count() // place.tensor_parallel))

@@ -20,7 +20,7 @@ from scalerl.config.overrides import changed_values
 from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import derived_sizes, slots_of
+from scalerl.placement.choices import derived_sizes, slots_of, source_line
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
 that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are
@@ -52,12 +52,13 @@ def run_new(words: list[str]) -> int:
     config = read_config(None, ["--preset", preset, *defaults, *fields])
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
+    given = config
     with Working("simulating"):
         if "--evaluation.every" not in " ".join(fields):
             config = replace(config, evaluation=replace(config.evaluation, every=chosen_interval(config)))
         config, about = _on_gpus(config, gpus, "--checkpoint.every" in " ".join(fields)) if gpus else (config, [])
     table = {"preset": "scalerl", **changed_values(config)}
-    notes = [*derived_sizes(config), *about, curve_line(config), *_packages(config)]
+    notes = [*derived_sizes(config), source_line(given, config), *about, curve_line(config), *_packages(config)]
     print_lines(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 
@@ -66,10 +67,10 @@ CHECKPOINT_MINUTES = 30.0
 """Minutes of work that a crash may cost: the interval of checkpoints in a planned configuration."""
 
 
-def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, float]:
+def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, float | None]:
     """Return `checkpoint.every` and `checkpoint.every_minutes` at which a crash costs about `CHECKPOINT_MINUTES`.
 
-    Every evaluation falls on a checkpoint, or every checkpoint on an evaluation: the best one is kept. Minutes are 0 if
+    Every evaluation falls on a checkpoint, or every checkpoint on an evaluation: the best one is kept. No minutes if
     updates are so fast that they are not needed.
 
     Args:
@@ -77,7 +78,7 @@ def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, floa
         evaluated: Updates between two evaluations.
     """
     most = round(CHECKPOINT_MINUTES / 60.0 * updates_per_h)
-    return max(1, most // evaluated) * evaluated, 0.0 if most >= evaluated else CHECKPOINT_MINUTES
+    return max(1, most // evaluated) * evaluated, None if most >= evaluated else CHECKPOINT_MINUTES
 
 
 def _on_gpus(config: RunConfig, gpus: int, fixed_interval: bool = False) -> tuple[RunConfig, list[str]]:

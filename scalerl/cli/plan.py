@@ -31,7 +31,7 @@ from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import slots_of
+from scalerl.placement.choices import slots_of, source_line
 from scalerl.prompts.files import check_prompt_files
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.estimate import as_json
@@ -110,7 +110,7 @@ def run_plan(words: list[str]) -> int:
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
-    about = [size_line(speeds.model)] if options.gpus else lines(config, layout)
+    about = [size_line(speeds.model)] if options.gpus else [*lines(config, layout), source_line(config, config)]
     print_lines(
         *about,
         *plan_lines(lengths, outcomes, notes, config, options.gpus),

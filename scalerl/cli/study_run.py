@@ -15,7 +15,7 @@ from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.plan import expected_run, in_units, run_inputs, speeds_here
-from scalerl.cluster.sizing import longest_row, sized, this_machine
+from scalerl.cluster.sizing import longest_row, memory_here, sized
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import read_option, replace
 from scalerl.config.trust import check_trust
@@ -27,6 +27,7 @@ from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
+from scalerl.placement.choices import evaluated_sequences
 from scalerl.placement.devices import devices, needs
 from scalerl.prompts.files import check_prompt_files
 from scalerl.study.directory import StudyDirectory, equal_runs, take_over
@@ -34,7 +35,7 @@ from scalerl.study.display import StudyDisplay, describe
 from scalerl.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
 from scalerl.study.plan import MOST_SEEDS, Plan, check, read_plan, select, with_rates
 from scalerl.study.plans import PLANS
-from scalerl.training.planned import evaluated_sequences, mean_prompt, pool_of, resolved_here
+from scalerl.training.planned import mean_prompt, pool_of
 from scalerl.view.study import best_rates, study_results
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
@@ -127,8 +128,10 @@ def _expected_seconds(config: RunConfig) -> float | None:
     """Return the expected duration of a run here; None with engines whose speed is not known."""
     if config.placement.backend != "local":
         return None
+    from scalerl.training.resolve import resolved_here  # loads torch
+
     resolved, sizes = resolved_here(config), sizes_of(config.model).sizes
-    machine = this_machine(resolved)
+    machine = memory_here(resolved.hardware, resolved.placement)
     if machine.gpu is None and resolved.placement.engine == "vllm":
         return None
     resolved = sized(resolved, sizes, longest_row(resolved), machine)

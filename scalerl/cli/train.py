@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
@@ -14,11 +14,8 @@ from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import curve_line
 from scalerl.cluster.layout import check, lay_out, lines
-from scalerl.cluster.plan import run_lines
-from scalerl.cluster.sizing import longest_row, sized, this_machine
 from scalerl.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
 from scalerl.config.base import read_option, replace
-from scalerl.config.data import PromptFile
 from scalerl.config.overrides import changed_values, preset_of
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
@@ -27,21 +24,9 @@ from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
 from scalerl.models.files import check_model_files
-from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import derived_sizes
 from scalerl.prompts.files import check_prompt_files
-from scalerl.training.planned import (
-    demonstration,
-    evaluated_sequences,
-    is_readable,
-    mean_prompt,
-    pool_of,
-    resolved_here,
-)
+from scalerl.training.planned import demonstration
 from scalerl.training.run_dir import saved_config
-
-if TYPE_CHECKING:
-    from scalerl.prompts.dataset import PromptSplit
 
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [options] [--any.field VALUE ...]
 
@@ -137,46 +122,14 @@ def _dry_run(config: RunConfig) -> tuple[RunConfig, list[str]]:
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
-    from scalerl.training.resolve import with_length_of_model
+    from scalerl.training.resolve import planned_inputs, resolve
 
-    resolved = resolved_here(config)
-    sizes, machine = sizes_of(resolved.model), this_machine(resolved)
-    read, chosen = prompts_here(resolved), list[str]()
-    split, tokenizer = read or (None, None)
-    prompts = split.all_prompts if split else ()
-    if split:
-        resolved = with_length_of_model(resolved, tokenizer, prompts, chosen.append)
-        config = replace(config, recipe=resolved.recipe)
-    longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-    mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(resolved)
-    row_tokens = longest_row(resolved, longest)
-    resolved = sized(resolved, sizes.sizes, row_tokens, machine)
-    layout = lay_out(resolved, sizes)
-    check(resolved, layout)
-    pool = pool_of(resolved, split)
-    about = [*chosen, *derived_sizes(resolved, pool), *lines(resolved, layout)]
-    if resolved.placement.backend == "local":
-        about += run_lines(resolved, sizes.sizes, row_tokens, machine, mean, evaluated_sequences(resolved, pool))
-    return config, [*about, curve_line(resolved, pool.held_out), *(split.notes if split else ())]
-
-
-def prompts_here(config: RunConfig) -> tuple[PromptSplit, Any] | None:
-    """Return the prompts, with the notes of their checks, and the tokenizer, if both are files here and not large.
-
-    Raises:
-        ConfigError: As `load_prompts`: the run would not start either.
-    """
-    model, paths = Path(getattr(config.model, "path", "")), [getattr(task, "path", "") for task in config.data]
-    if not all(isinstance(task, PromptFile) for task in config.data) or not (model / "tokenizer.json").is_file():
-        return None
-    if not all(map(is_readable, paths)):
-        return None
-    from scalerl.models.loading import end_tokens, load_tokenizer
-    from scalerl.prompts.dataset import load_prompts
-
-    tokenizer = load_tokenizer(str(model), "main")
-    stop = end_tokens(str(model), "main", tokenizer)
-    return load_prompts(config, tokenizer, stop), tokenizer
+    inputs = planned_inputs(config)
+    resolved = resolve(inputs)
+    layout = lay_out(resolved.config, inputs.model)
+    check(resolved.config, layout)
+    about = [*resolved.lines, *lines(resolved.config, layout), curve_line(resolved.config, resolved.pool.held_out)]
+    return replace(config, recipe=resolved.config.recipe), [*about, *(inputs.prompts.notes if inputs.prompts else ())]
 
 
 def run_resume(words: list[str]) -> int:

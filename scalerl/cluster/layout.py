@@ -116,7 +116,7 @@ def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> Trainer
     """Return the memory of each trainer with micro-batches of at least the longest row."""
     place, hardware, checkpointing, helpers = config.placement, config.hardware, recomputes(config), 0
     # without threads, the configuration is not resolved: a plan for another machine
-    if hardware.device == "cpu" and hardware.trainer_threads and place.trainer_ranks == 1:
+    if hardware.device == "cpu" and hardware.trainer_threads != "auto" and place.trainer_ranks == 1:
         from scalerl.learner.cpu import helpers_of  # it imports torch
 
         helpers = 0 if sizes.experts or checkpointing else helpers_of(hardware)
@@ -208,7 +208,7 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     device = config.hardware.device
     out = [size_line(layout.model)]
     if place.scorers:
-        out.append(f"scorers: {place.scorers} actors of {config.scoring.workers or 1} cores each")
+        out.append(f"scorers: {place.scorers} actors of {config.scoring.processes(1)} cores each")
     ranks = "one trainer process" if place.trainer_ranks == 1 else f"{place.trainer_ranks} trainer ranks (FSDP2)"
     ranks += f", experts on {place.expert_ranks}," if place.expert_ranks > 1 else ""
     processes = f"placement: {ranks} and {_engines(config)}"

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.cluster.speed import Lengths, StepSeconds, UpdateSeconds, updates_from_rate
+from scalerl.config.length import Interruption, LengthControl
 from scalerl.config.overrides import read_config
-from scalerl.config.recipe import Interruption, LengthControl
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.rows import read_rows

@@ -37,7 +37,7 @@ from scalerl.cluster.speed import (
     transfer_seconds,
     updates_from_rate,
 )
-from scalerl.config.base import replace
+from scalerl.config.base import chosen, replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import SAVED_SAMPLES
@@ -367,8 +367,8 @@ def speeds_here(config: RunConfig, sizes: ModelSizes, gpu: str = "") -> tuple[As
     if hardware.device == "cuda":
         known = next((one for one in GPUS.values() if one.name in gpu.replace(" ", "")), GPUS["H100"])
         return Assumptions(known), Assumptions(known), f"the data sheet of {known.name}"
-    samples = this_cpu(max(1, hardware.generator_threads), sizes.layers)
-    trains = this_cpu(max(1, hardware.trainer_threads), sizes.layers)
+    samples = this_cpu(chosen(hardware.generator_threads), sizes.layers)
+    trains = this_cpu(chosen(hardware.trainer_threads), sizes.layers)
     return samples, trains, f"a product on this CPU at {trains.gpu.flops / 1e9:,.0f} GFLOP/s"
 
 
@@ -416,11 +416,11 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
     """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
     own = config.placement.gpus_of_a_generator
     place = replace(
-        config.placement, trainer_ranks=ranks, generators=generators, gpus_per_generator=own, servers=(), gpus=0
+        config.placement, trainer_ranks=ranks, generators=generators, gpus_per_generator=own, servers=(), gpus=None
     )
-    changed = replace(config, placement=place, rollouts=replace(config.rollouts, slots=0))
-    if config.rollouts.slots:
-        return replace(changed, rollouts=config.rollouts)
+    changed = replace(config, placement=place)
+    if config.rollouts.slots != "auto":
+        return changed
     mean_prompt, _ = prompt_tokens(config)
     tokens = mean_prompt + float(lengths.mean())
     fit = slots_that_fit(model.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
@@ -448,7 +448,7 @@ def with_layout(
     """
     learner, batch, problem = config.learner, lengths[: config.recipe.completions_per_step], None
     given_tokens = learner.micro_batch_tokens
-    sizes = [given_tokens] if given_tokens else micro_batches or [micro_batch_tokens(config)]
+    sizes = [given_tokens] if given_tokens != "auto" else micro_batches or [micro_batch_tokens(config)]
     recomputing = [False, True] if learner.gradient_checkpointing == "auto" else [learner.gradient_checkpointing]
     fitting: list[tuple[float, int, RunConfig]] = []
     for tokens, recomputed in product(sizes, recomputing):
@@ -471,7 +471,7 @@ def fewer_slots(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, best: 
 
     Slots that the schedule leaves empty cost memory, and generation that runs ahead of training makes tokens stale.
     """
-    if config.rollouts.slots:
+    if config.rollouts.slots != "auto":
         return best
     result, least = best, config.placement.engines
     for eighths in range(7, 0, -1):
@@ -568,11 +568,10 @@ def best_split(
             best = max((best, best + step, best - step), key=useful)
     as_good = [index for index in outcomes if useful(index) >= SAME * useful(best)]
     best = min(as_good, key=lambda index: (outcomes[index].figures.staleness_mean, -useful(index)))
-    chosen = outcomes.pop(best) if gpus <= MANY_GPUS else simulate(fitting[best], inputs, lengths)
-    if not config.rollouts.slots:
-        chosen = fewer_slots(replace(fitting[best], rollouts=config.rollouts), inputs, lengths, chosen)
+    first = outcomes.pop(best) if gpus <= MANY_GPUS else simulate(fitting[best], inputs, lengths)
+    first = fewer_slots(replace(fitting[best], rollouts=config.rollouts), inputs, lengths, first)
     others = [outcome for index, outcome in outcomes.items() if index != best]
-    return [chosen, *sorted(others, key=lambda outcome: -outcome.figures.useful_tokens_per_s)]
+    return [first, *sorted(others, key=lambda outcome: -outcome.figures.useful_tokens_per_s)]
 
 
 def balance(config: RunConfig, inputs: SpeedInputs, lengths: Lengths) -> float:

@@ -196,7 +196,7 @@ def _learner(config: RunConfig, sized: SizedModel, mesh: Any, answers: Answers) 
     from scalerl.learner.ranks import sharded_learner, single_learner
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.policy import Policy
-    from scalerl.placement.choices import learner_settings, policy_spec
+    from scalerl.placement.choices import micro_batch_tokens, policy_spec, recomputes
 
     dtype = "bfloat16" if config.hardware.dtype == "auto" else config.hardware.dtype
     config = replace(config, hardware=replace(config.hardware, dtype=dtype, trainer_helpers=0))
@@ -211,7 +211,8 @@ def _learner(config: RunConfig, sized: SizedModel, mesh: Any, answers: Answers) 
         policy = LoraPolicy(policy, config.lora, 0)
     if not alone:
         shard(policy, mesh, getattr(torch, dtype), expert_ranks=config.placement.expert_ranks)
-    model, settings = policy_spec(config, sized.source), learner_settings(config)
+    model, tokens = policy_spec(config, sized.source), micro_batch_tokens(config)
+    settings = replace(config.learner, micro_batch_tokens=tokens, gradient_checkpointing=recomputes(config))
     spec = LearnerSpec(model, config.recipe, settings, config.hardware, config.placement)
     return single_learner(spec, policy) if alone else sharded_learner(spec, policy)
 

@@ -95,7 +95,7 @@ class ActorPool:
         """
         self._ray = ray
         self._options = {"max_concurrency": GROUPS, "max_restarts": 0, **resources}
-        self._arguments = tasks, replace(settings, workers=settings.workers or 1)
+        self._arguments = tasks, replace(settings, workers=settings.processes(1))
         self.deaths = 0
         """Number of actors that died and were replaced."""
         self._actors = [self._start() for _ in range(count)]

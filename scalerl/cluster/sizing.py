@@ -23,19 +23,18 @@ from scalerl.cluster.memory import (
     pass_memory,
     weight_bytes,
 )
-from scalerl.config.base import replace
+from scalerl.config.base import chosen, replace
 from scalerl.config.data import TextTask
 from scalerl.config.length import Interruption
 from scalerl.config.model import Lora
+from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Custom
-from scalerl.config.run import RunConfig
+from scalerl.config.run import Learner, RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory, gpu_memory, host_memory, resident_bytes
 from scalerl.models.sizes import ModelSizes
 from scalerl.placement.choices import (
     channel_name,
-    lag_follows,
-    lag_ticks,
     micro_batch_tokens,
     recomputes,
     slots_of,
@@ -80,14 +79,14 @@ class Machine(NamedTuple):
         return self.gpu is not None and self.gpu.limit == PLANNED
 
 
-def this_machine(config: RunConfig) -> Machine:
-    """Return the memory here, or that of the GPUs that a configuration names; this process counts as free."""
+def memory_here(hardware: Hardware, placement: Placement) -> Machine:
+    """Return the memory here, or that of the GPUs that a placement names; this process counts as free."""
     host = host_memory()
     host = host._replace(free=min(host.total, host.free + resident_bytes()))
-    if config.hardware.device != "cuda":
+    if hardware.device != "cuda":
         return Machine(host)
-    planned = Memory(config.placement.gpu_gb * GB, config.placement.gpu_gb * GB, PLANNED)
-    return Machine(host, gpu_memory() if config.placement.backend == "local" and _gpu_here() else planned)
+    planned = Memory(placement.gpu_gb * GB, placement.gpu_gb * GB, PLANNED)
+    return Machine(host, gpu_memory() if placement.backend == "local" and _gpu_here() else planned)
 
 
 def _gpu_here() -> bool:
@@ -96,17 +95,10 @@ def _gpu_here() -> bool:
     return torch.cuda.is_available()
 
 
-def longest_row(config: RunConfig, prompt: int = 0, phrase: int = PHRASE) -> int:
-    """Return the most tokens of a prompt and its completion.
-
-    Args:
-        config: Configuration of the run.
-        prompt: Tokens of the longest prompt; 0: the limit of the tasks.
-        phrase: Tokens of the phrase that ends the thinking, if the recipe has one.
-    """
+def longest_row(config: RunConfig, prompt: int = 0) -> int:
+    """Return the most tokens of a prompt and its completion; `prompt`: the longest one, 0: the limit of the tasks."""
     length = config.recipe.length
-    inserted = phrase if isinstance(length, Interruption) else 0
-    return (prompt or prompt_tokens(config)[1]) + length.max_tokens + inserted
+    return (prompt or prompt_tokens(config)[1]) + length.max_tokens + PHRASE * isinstance(length, Interruption)
 
 
 def sized(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> RunConfig:
@@ -126,11 +118,10 @@ def sized(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machin
         choose = _on_host if config.hardware.device == "cpu" else _on_gpus
         config = choose(config, sizes, row_tokens, machine)
     config = with_slots(config, slots_of(config))
-    rollouts = replace(config.rollouts, lag_ticks="follow" if lag_follows(config) else lag_ticks(config))
     learner = replace(
         config.learner, micro_batch_tokens=micro_batch_tokens(config), gradient_checkpointing=recomputes(config)
     )
-    return replace(config, rollouts=rollouts, learner=learner)
+    return replace(config, learner=learner)
 
 
 # ------------------------------------------------------------------------------------------------------------- on CPU
@@ -164,7 +155,7 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         ConfigError: See `sized`.
     """
     host = machine.host
-    given, group = config.rollouts.slots, config.recipe.generations_per_prompt
+    given, group = _given(config), config.recipe.generations_per_prompt
     most = host.free if given else USABLE * host.free
     target = min(SHARE * host.total, most)
     slot = _slot_bytes(config, sizes, row_tokens)
@@ -189,7 +180,7 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
 
 def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, most: float, slots: int) -> str:
     """Return why a run does not fit into the memory of the host, and which settings would help."""
-    host, given = machine.host, config.rollouts.slots
+    host, given = machine.host, _given(config)
     needs = host_needs(with_slots(config, given or config.placement.engines), sizes, row_tokens, host)
     free = f"{gb(host.free)} of {gb(host.total)} GB are free ({host.limit})"
     count = given or config.placement.engines
@@ -198,7 +189,7 @@ def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: M
         f"{'' if given else f', of which {USABLE:.0%} may be used'}"
     )
     if slots >= config.placement.engines:
-        return f"{text}. Set rollouts.slots = {slots} or less, or 0 to choose it here"
+        return f"{text}. Set rollouts.slots = {slots} or less, or auto to choose it here"
     helping = []
     for words, changed in _remedies(config):
         less = host_needs(with_slots(changed, config.placement.engines), sizes, row_tokens, host).total
@@ -228,7 +219,7 @@ def _candidates(config: RunConfig, row_tokens: int) -> Iterator[RunConfig]:
     if hardware.trainer_helpers == "auto" and hardware.device == "cpu":
         yield (config := replace(config, hardware=replace(hardware, trainer_helpers=0)))
     tokens, smallest = micro_batch_tokens(config), config
-    while not learner.micro_batch_tokens and tokens > max(row_tokens, LEAST_MICRO_BATCH):
+    while learner.micro_batch_tokens == "auto" and tokens > max(row_tokens, LEAST_MICRO_BATCH):
         tokens = max(tokens // 2, LEAST_MICRO_BATCH)
         yield (smallest := replace(config, learner=replace(config.learner, micro_batch_tokens=tokens)))
     if learner.gradient_checkpointing == "auto":
@@ -246,7 +237,7 @@ def _on_gpus(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
     """Return the slots that fit next to what else is on a GPU, with the largest micro-batch that leaves enough."""
     gpu = machine.gpu
     assert gpu is not None
-    if config.rollouts.slots:
+    if config.rollouts.slots != "auto":
         return config
     engines = config.placement.engines
     shared = shares_gpus(config, len({at.gpus for at in devices(config).values()}))
@@ -275,15 +266,20 @@ def cache_rows(config: RunConfig, row: float, working: float) -> int:
         row: Bytes of the cache of one sequence at the length limit.
         working: Bytes of a forward pass.
     """
-    memory = this_machine(config).gpu or host_memory()
+    memory = memory_here(config.hardware, config.placement).gpu or host_memory()
     # beyond SHARE of all memory only if nothing fits otherwise
-    room = min(SHARE * memory.total, USABLE * memory.free) if config.rollouts.slots == 0 else USABLE * memory.free
+    room = min(SHARE * memory.total, USABLE * memory.free) if config.rollouts.slots == "auto" else USABLE * memory.free
     most = 1 << 20
     rows = int((room - working) / row) if room < math.inf else most
     return max(0, min(most, rows if rows >= 1 else int((USABLE * memory.free - working) / row)))
 
 
 # -------------------------------------------------------------------------------------------------------------- shared
+
+
+def _given(config: RunConfig) -> int | None:
+    """Return the slots that a user has set."""
+    return None if config.rollouts.slots == "auto" else config.rollouts.slots
 
 
 def with_slots(config: RunConfig, slots: int) -> RunConfig:
@@ -317,7 +313,7 @@ def _spare(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
 def _workers(config: RunConfig) -> int:
     """Return the processes that score completions."""
     texts = any(isinstance(task, TextTask) for task in config.data)
-    return config.scoring.workers or (max(1, (os.cpu_count() or 1) - 1) if texts else 0)
+    return config.scoring.processes(max(1, (os.cpu_count() or 1) - 1) if texts else 0)
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
@@ -349,21 +345,21 @@ def memory_line(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: 
     return f"{text}; {gb(host.free)} of {gb(host.total)} GB are free ({host.limit})" if known else text
 
 
-def cure(config: RunConfig) -> str:
-    """Return what to do if a generator of this run lacks memory."""
-    if config.rollouts.slots <= config.placement.engines:
+def cure(slots: int, engines: int) -> str:
+    """Return what to do if a generator with so many slots lacks memory."""
+    if slots <= engines:
         return "lower recipe.length in a new run"
-    fewer = max(config.placement.engines, _rounded(config.rollouts.slots // 2))
-    return f"resume with fewer sequences, --rollouts.slots {fewer} (now {config.rollouts.slots})"
+    fewer = max(engines, _rounded(slots // 2))
+    return f"resume with fewer sequences, --rollouts.slots {fewer} (now {slots})"
 
 
-def trainer_cure(config: RunConfig) -> str:
-    """Return what to do if the trainer of this run lacks memory."""
-    tokens = micro_batch_tokens(config)
+def trainer_cure(settings: Learner, hardware: Hardware) -> str:
+    """Return what to do if a trainer lacks memory."""
+    tokens = chosen(settings.micro_batch_tokens)
     less = [f"--learner.micro_batch_tokens {max(1, tokens // 2)} (now {tokens})"]
-    if not recomputes(config):
+    if settings.gradient_checkpointing is not True:
         less.append("--learner.gradient_checkpointing true")
-    if config.hardware.device == "cpu" and config.hardware.trainer_helpers != 0:
+    if hardware.device == "cpu" and hardware.trainer_helpers != 0:
         less.insert(0, "--hardware.trainer_helpers 0")
     return f"resume with {' or '.join(less)}"
 

@@ -19,6 +19,8 @@ from scalerl.core.errors import ConfigError, nearest, short
 LISTED = 5
 """Largest number of problems that one message lists; it also counts the others."""
 
+Auto = Literal["auto"]
+"""scalerl chooses. In all fields, "auto" means this, None (in TOML "none") is off, and 0 is a number."""
 Count = Annotated[int, Field(ge=1, le=10**9)]
 """At least 1."""
 Natural = Annotated[int, Field(ge=0, le=10**9)]
@@ -39,6 +41,25 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 """Above 0, at most 1."""
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
 """Time limits in seconds: at most 115 days, because larger values overflow timers of the system."""
+
+
+ValueT = TypeVar("ValueT")
+
+
+def chosen(value: ValueT | Auto) -> ValueT:
+    """Return the value of a field that may be "auto" before a run is resolved (training/resolve.py)."""
+    assert value != "auto"
+    return value
+
+
+def _ordered(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError(f"got {list(ends)}; allowed: the lower end first")
+    return ends
+
+
+ORDERED = AfterValidator(_ordered)
+"""Of the two ends of a range: the lower one is first."""
 
 
 def as_list(value: Any) -> Any:
@@ -144,7 +165,11 @@ def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
         cls: The validated record, whose field names are suggested for unknown keys.
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
-    lines = list(dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]))  # a long list may have 400,000
+    allowed: dict[str, list[str]] = {}  # by the value that was got: a field of several types has a problem for each
+    for line in dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]):  # a long list may have 400,000
+        got, _, what = line.partition("; ")
+        allowed.setdefault(got, []).append(what)
+    lines = [f"{got}; {' or '.join(what)}" if any(what) else got for got, what in allowed.items()]
     more = [f"and {len(details) - LISTED:,} more"] if len(details) > LISTED else []
     return "; ".join([*lines, *more])
 

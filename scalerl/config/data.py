@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Count, Few, Fraction, Held, Part, Positive, Seed, Share
+from scalerl.config.base import ORDERED, Auto, Count, Few, Fraction, Held, Part, Positive, Seed, Share
 from scalerl.config.named import NAMED, with_named_set
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import short
@@ -28,10 +28,10 @@ class TaskData(Part):
     """Name of the task and of its curve; empty: the kind, or the name of the verifier or reward function."""
     share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Share of the prompts drawn, relative to the other tasks'; 0: only evaluated, never trained on."""
-    held_out: Annotated[int, Field(ge=0, le=10**7)] | Literal["all"] | None = None
-    """Number of held-out prompts, at least 1; none: evaluation.prompts; all: every prompt, for a task with share 0."""
-    samples: Few | None = None
-    """k: samples per held-out prompt; none: evaluation.samples."""
+    held_out: Auto | Held | Literal["all"] = "auto"
+    """Number of held-out prompts; auto: evaluation.prompts; all: every prompt, for a task with share 0."""
+    samples: Auto | Few = "auto"
+    """k: samples per held-out prompt; auto: evaluation.samples."""
 
     @property
     def curve(self) -> str:
@@ -59,24 +59,19 @@ class ArithmeticTask(GeneratedTask):
     """Generated chains of arithmetic modulo 10, from left to right; some reference answers are wrong on purpose."""
 
     kind: Literal["arithmetic"] = "arithmetic"
-    operations: tuple[Few, Few] = (2, 6)
+    operations: Annotated[tuple[Few, Few], ORDERED] = (2, 6)
     """Fewest and most operations in a chain."""
     lengths: Literal["uniform", "long-tailed"] = "uniform"
     """Distribution of the number of operations: uniform, or lognormal (sigma 1, median one above the fewest)."""
 
-    @model_validator(mode="after")
-    def _check(self) -> ArithmeticTask:
-        if self.operations[0] > self.operations[1]:
-            raise ValueError(f"operations: got {list(self.operations)}; allowed: the fewest first, such as [2, 6]")
-        return self
-
 
 class ProgramsTask(GeneratedTask):
-    """Linear functions modulo 10: the model writes a program from given points, which is tested on a hidden point."""
+    """Linear functions modulo 10: the model writes a program from 4 points, which is tested on a hidden one.
+
+    There are 5,600 distinct prompts.
+    """
 
     kind: Literal["programs"] = "programs"
-    points: Annotated[int, Field(ge=3, le=5)] = 4
-    """Points shown: x = 0, x = 1 and others. There are 800 distinct prompts with 3, 5,600 with 4, 33,600 with 5."""
 
 
 def _day(value: Any) -> str:
@@ -92,7 +87,7 @@ class TextTask(TaskData):
 
     system_prompt: str = ""
     """Text before every prompt; a system message if the tokenizer has a chat template."""
-    chat_template: Literal["auto", "never", "always"] = "auto"
+    chat_template: Auto | Literal["never", "always"] = "auto"
     """auto: use the tokenizer's chat template if it has one; always: a tokenizer without one is an error."""
     template_date: Annotated[str, BeforeValidator(_day)] = "auto"
     """Date that a chat template gets when it asks for today's, such as 2025-01-31; some put it before every prompt.
@@ -139,7 +134,7 @@ class PromptFile(TextTask):
     """Split, for a data set on the hub."""
     revision: str = "main"
     """Branch, tag or commit, for a data set on the hub."""
-    layout: Literal["auto", "plain", "verl", "open-instruct", "trl"] = "auto"
+    layout: Auto | Literal["plain", "verl", "open-instruct", "trl"] = "auto"
     """Layout of prompt and answer in the rows, by the name of a trainer. auto: detected from a row's columns."""
     task: Literal["math", "arithmetic", "code", "judge"] = "math"
     """The verifier: math (the answer after the thinking), code (runs programs on tests), judge (a model over HTTP,
@@ -164,8 +159,6 @@ class PromptFile(TextTask):
     answers: Literal["whole", "hashes", "boxed"] = "whole"
     """Position of the answer in the answer column. whole: the whole text. hashes: after the last ####, as in GSM8K.
     boxed: in the last \\boxed{}, as in MATH."""
-    max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
-    """Longest allowed line of a JSONL file, MiB."""
 
     @model_validator(mode="before")
     @classmethod
@@ -250,9 +243,6 @@ class ServedTask(TextTask):
     generators."""
     rollout_s: Positive = 600.0
     """Time limit of a rollout, seconds, without those in which it waits for the policy only."""
-    changed_history: Literal["fork", "refuse"] = "fork"
-    """Requests whose messages differ from those before. fork: the longest unchanged prefix stays as it was sampled, and
-    the rest becomes a further sequence of the rollout. refuse: they get an error."""
 
     def served(self, **own: Any) -> dict[str, Any]:
         """Return what a rollout needs, for the columns of a prompt; `own` are the settings of one kind of task."""
@@ -261,12 +251,11 @@ class ServedTask(TextTask):
 
 
 SERVED_FIELDS = (
-    "processes", "rollout_s", "changed_history", "max_prompt_tokens", "chat_template", "template_arguments",
-    "system_prompt",
+    "processes", "rollout_s", "max_prompt_tokens", "chat_template", "template_arguments", "system_prompt",
 )  # fmt: skip
 """Fields of a ServedTask that its prompts carry."""
 SERVED: dict[str, Any] = {
-    "command": (), "function": "", "model": "policy", "environment": (), "host": "127.0.0.1", "url_host": "",
+    "command": (), "function": "", "model": "policy", "environment": (), "host": "127.0.0.1",
 }  # fmt: skip
 """The other settings, for tasks without such fields."""
 
@@ -281,8 +270,8 @@ class EnvironmentTask(RepliedTask, ServedTask):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the environment's `load_environment`; with verifiers 0.4, the table [env], such as
     {taskset = {difficulty = "easy"}}."""
-    prompts: Held | None = None
-    """Size of the training pool, with verifiers 0.4; none: all tasks, except those of evaluations."""
+    prompts: Held | Literal["all"] = "all"
+    """Size of the training pool, with verifiers 0.4; all: all tasks, except those of evaluations."""
     pass_reward: float = 1.0
     """Smallest reward of the rubric that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
@@ -305,8 +294,6 @@ class CustomTask(RepliedTask):
     """Size of the training pool."""
     pass_score: Fraction = 1.0
     """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
-    discount: Fraction = 1.0
-    """Environments with rewards of turns: the reward of turn i = 0, 1, ... counts discount^i times in the score."""
 
     @property
     def curve(self) -> str:
@@ -337,8 +324,6 @@ class AgentTask(ServedTask):
     """Split, for a data set on the hub."""
     revision: str = "main"
     """Branch, tag or commit, for a data set on the hub."""
-    max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
-    """Longest allowed line of a JSONL file, MiB."""
     turns: Few = 64
     """Most turns of the policy in a rollout; further requests get an error. Turns under way count, and those whose
     connection was closed. `recipe.length` is the limit of each."""
@@ -349,9 +334,8 @@ class AgentTask(ServedTask):
     those of paths, language and time zone, and no key of the run."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address on which the endpoint listens. Other than loopback, for programs that run elsewhere, such as containers:
-    0.0.0.0 for all addresses of this machine. Every request needs the key of its rollout."""
-    url_host: str = ""
-    """Name of this machine in the address that the program gets; empty: `host`, or loopback if that is 0.0.0.0."""
+    0.0.0.0 for all addresses of this machine; the program then gets loopback. Every request needs the key of its
+    rollout."""
     pass_reward: float = 1.0
     """Smallest reward that counts as passed in the pass rate and the curve."""
 
@@ -362,8 +346,6 @@ class AgentTask(ServedTask):
                 f"command: got {short(list(self.command))} with function {self.function!r}; allowed: one of them, such "
                 'as command = ["python", "agent.py"] or function = "my_agent:run"'
             )
-        if self.command and not self.command[0]:
-            raise ValueError("command: got an empty program; allowed: a program and its arguments")
         return self
 
     @property
@@ -433,11 +415,6 @@ def check_tasks(tasks: Sequence[TaskData]) -> None:
             "add [[data]] tables of other tasks"
         )
     for task in tasks:
-        if task.held_out == 0:
-            raise ValueError(
-                f"data.held_out: got 0 for the task {task.curve!r}; allowed: at least 1, because its curve needs "
-                "held-out prompts. Leave it out to use evaluation.prompts"
-            )
         if task.held_out == "all" and task.share:
             raise ValueError(
                 f"data.held_out: got 'all' for the task {task.curve!r} with share {task.share:g}; allowed: a number, "

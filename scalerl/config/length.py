@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scalerl.config.base import Count, Part
+from scalerl.config.base import ORDERED, Count, Part
 from scalerl.core.errors import short
 
 
@@ -14,7 +14,7 @@ class Interruption(Part):
     """Stop the thinking at a random point, insert a phrase that ends it, and let the model answer (ScaleRL sec. 4)."""
 
     kind: Literal["interruption"] = "interruption"
-    thinking_tokens: tuple[Count, Count] = (10_000, 12_000)
+    thinking_tokens: Annotated[tuple[Count, Count], ORDERED] = (10_000, 12_000)
     """Limit of the thinking in tokens; each rollout draws one uniformly from [low, high]."""
     answer_tokens: Count = 2_048
     """Tokens of a rollout after its thinking has ended; a rollout that exceeds them is truncated."""
@@ -29,9 +29,6 @@ class Interruption(Part):
 
     @model_validator(mode="after")
     def _check(self) -> Interruption:
-        low, high = self.thinking_tokens
-        if low > high:
-            raise ValueError(f"thinking_tokens: got ({low}, {high}); the low end must not exceed the high end")
         if not self.end_tag or not self.phrase.endswith(self.end_tag):
             raise ValueError(f"phrase: got {short(self.phrase)}; it must end with the end_tag {self.end_tag!r}")
         return self

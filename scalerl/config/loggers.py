@@ -11,31 +11,25 @@ from scalerl.config.recipe import Custom, kind_of
 
 
 class TensorBoardLogger(Part):
-    """Event files that TensorBoard reads."""
+    """Event files that TensorBoard reads, in `tensorboard` of the run directory."""
 
     kind: Literal["tensorboard"] = "tensorboard"
-    directory: str = ""
-    """Directory of the event files; empty: `tensorboard` in the run directory."""
 
 
 class WandbLogger(Part):
-    """A run on Weights & Biases. WANDB_MODE=offline and the other environment variables of wandb apply."""
+    """A run on Weights & Biases. WANDB_MODE=offline, WANDB_ENTITY and the other variables of wandb apply."""
 
     kind: Literal["wandb"] = "wandb"
     project: str = "scalerl"
     """Project of the run."""
-    entity: str = ""
-    """User or team; empty: the default of the account."""
 
 
 class MLflowLogger(Part):
-    """A run of MLflow."""
+    """A run of MLflow, at MLFLOW_TRACKING_URI or MLflow's own default."""
 
     kind: Literal["mlflow"] = "mlflow"
     experiment: str = "scalerl"
     """Experiment of the run; it is created if it does not exist."""
-    tracking_uri: str = ""
-    """Server or store; empty: MLFLOW_TRACKING_URI, or MLflow's own default."""
 
 
 AnyLogger = Annotated[TensorBoardLogger | WandbLogger | MLflowLogger | Custom, Field(discriminator="kind")]

@@ -7,18 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from scalerl.config.base import Part, Positive
+from scalerl.config.base import ORDERED, Part, Positive
 
-
-def _ordered(keep: tuple[float, float]) -> tuple[float, float]:
-    if keep[0] >= keep[1]:
-        raise ValueError(f"got {keep}; the low end must be below the high end")
-    return keep
-
-
-Bounds = Annotated[tuple[Annotated[float, Field(ge=0)], Positive], AfterValidator(_ordered)]
+Bounds = Annotated[tuple[Annotated[float, Field(ge=0)], Positive], ORDERED]
 """Smallest and largest ratio that is kept, both included; a low end of 0 bounds the ratio above only."""
 
 

@@ -9,24 +9,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scalerl.config.base import Count, Few, Natural, NoneOrFew, Part, Positive, Seconds
+from scalerl.config.base import Auto, Count, Few, Natural, NoneOrFew, Part, Positive, Seconds
 from scalerl.config.recipe import Custom, or_custom
 
 
 class Hardware(Part):
     """Device, data types and threads."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Auto | Literal["cpu", "cuda"] = "auto"
     """auto: a GPU if torch finds one."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Auto | Literal["float32", "bfloat16"] = "auto"
     """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimizer keeps float32 masters)."""
-    generator_threads: NoneOrFew = 0
-    """CPU threads of the generator process; 0: half of the cores."""
-    trainer_threads: NoneOrFew = 0
-    """CPU threads of the trainer process; 0: half of the cores."""
-    trainer_helpers: Literal["auto"] | NoneOrFew = "auto"
+    generator_threads: Auto | Few = "auto"
+    """CPU threads of the generator process; auto: half of the cores."""
+    trainer_threads: Auto | Few = "auto"
+    """CPU threads of the trainer process; auto: half of the cores."""
+    trainer_helpers: Auto | NoneOrFew = "auto"
     """Additional threads, each with `trainer_threads`, that compute micro-batches on CPU while generators wait. Results
-    do not depend on their number. auto: as many as fit on the cores, up to 3; 0: none. Each needs memory for a
+    do not depend on their number. auto: as many as fit on the cores, up to 3. Each needs memory for a
     micro-batch and two gradients."""
 
 
@@ -42,8 +42,6 @@ class Sandbox(Part):
     """Time limit of all tests of one program, seconds."""
     memory_mb: Annotated[int, Field(ge=64, le=10**9)] = 1024
     """Address space of a program, MiB; at least 64."""
-    output_kb: Count = 4096
-    """Limit of standard output, or of one returned value, KiB."""
     python: str = ""
     """Python 3.11 or newer that runs the programs, with its packages; empty: the current one, with the standard library
     only, unless `packages` has names."""
@@ -69,8 +67,8 @@ class Placement(Part):
     """Number of engines. On one machine, a single engine runs in the generator's process; several have one each."""
     engine: Annotated[Literal["torch", "vllm"] | Custom, or_custom("torch", "vllm")] = "torch"
     """Engine that samples: torch (built in), vllm (through its HTTP server), or your engine on this machine."""
-    gpus_per_generator: Natural = 0
-    """GPUs per generator, if `hardware.device` is cuda. 0: `tensor_parallel`; torch engines on one machine share the
+    gpus_per_generator: Auto | Count = "auto"
+    """GPUs per generator, if `hardware.device` is cuda. auto: `tensor_parallel`; torch engines on one machine share the
     trainer's."""
     tensor_parallel: Few = 1
     """GPUs over which vLLM splits one model; a divisor of its attention heads and of its key-value heads."""
@@ -85,14 +83,14 @@ class Placement(Part):
     vllm_arguments: tuple[str, ...] = ()
     """Additional arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
     scorers: NoneOrFew = 0
-    """ray: actors that score completions, each with `scoring.workers` processes (1 if that is 0) and as many cores; an
-    actor that dies is replaced. 0: processes next to the trainer."""
+    """ray: actors that score completions, each with `scoring.workers` processes (auto: 1) and as many cores; an actor
+    that dies is replaced. 0: processes next to the trainer."""
     restarts: Natural = 3
     """How often a run goes back to its last checkpoint after a trainer rank has died on Ray, or could not end a
     transfer over NCCL to a server that died; each checkpoint resets the count. Engines are replaced without this."""
-    gpus: Natural = 0
-    """Largest number of GPUs of the run, without those of servers given by address; 0: not checked. With 1, the engines
-    of this machine share the trainer's GPU, however many it has."""
+    gpus: Count | None = None
+    """Largest number of GPUs of the run, without those of servers given by address; none: not checked. With 1, the
+    engines of this machine share the trainer's GPU, however many it has."""
     gpu_gb: Positive = 80.0
     """Memory per GPU in GB (10^9 bytes), for `--dry-run` and `scalerl plan`."""
     start_timeout_s: Seconds = 1200.0
@@ -139,10 +137,10 @@ class Placement(Part):
                 f"tensor_parallel: got {self.tensor_parallel} with engine {self.engine_name!r}, which uses one GPU; "
                 "allowed: 1, or engine = 'vllm'"
             )
-        if self.engine == "vllm" and self.gpus_per_generator not in (0, self.tensor_parallel):
+        if self.engine == "vllm" and self.gpus_per_generator not in ("auto", self.tensor_parallel):
             raise ValueError(
                 f"gpus_per_generator: got {self.gpus_per_generator} with tensor_parallel {self.tensor_parallel}; "
-                f"allowed: 0 or {self.tensor_parallel}. vLLM uses as many GPUs as it splits the model over"
+                f"allowed: auto or {self.tensor_parallel}. vLLM uses as many GPUs as it splits the model over"
             )
         return self
 
@@ -166,7 +164,7 @@ class Placement(Part):
     @property
     def gpus_of_a_generator(self) -> int:
         """GPUs per engine, if the run uses GPUs."""
-        return self.gpus_per_generator or self.tensor_parallel
+        return self.tensor_parallel if self.gpus_per_generator == "auto" else self.gpus_per_generator
 
     @property
     def deterministic(self) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask
+from scalerl.config.length import Interruption
 from scalerl.config.model import TinyModel, WarmStart
-from scalerl.config.recipe import SCALERL, AdamW, Interruption
+from scalerl.config.recipe import SCALERL, AdamW
 from scalerl.config.run import Checkpointing, Evaluation, Rollouts, RunConfig
 from scalerl.core.machine import sees_gpu
 

@@ -431,11 +431,3 @@ def adopt(recipe: Recipe, base: Recipe) -> Recipe:
     if isinstance(recipe.length, LengthPenalty) and not isinstance(base.length, LengthPenalty):
         sizes["length"] = as_penalty(base.length)
     return replace(recipe, **sizes)
-
-
-__all__ = [
-    "BASELINE", "DAPO", "DEEPSEEKMATH", "GRPO", "MAGISTRAL", "MINIMAX", "RECIPES", "SCALERL", "AdamW", "Cispo", "Dapo",
-    "DiscountedCredit", "Grpo", "Gspo", "Interruption", "LengthControl", "LengthPenalty", "Loss", "NoLengthControl",
-    "OffPolicy", "OutcomeCredit", "PipelineRL", "PpoOffPolicy", "Recipe", "Reinforce", "SumCredit", "adopt",
-    "as_penalty", "leave_one_out", "named_recipes", "replace",
-]  # fmt: skip

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from scalerl.config.base import (
+    Auto,
     Count,
     Few,
     Fraction,
     Held,
     Natural,
-    NoneOrFew,
     Part,
     Positive,
     Seconds,
@@ -54,7 +54,7 @@ class Evaluation(Part):
 
     every: Count = 100
     """Training steps between evaluations."""
-    prompts: Held | Literal["auto"] = 1000
+    prompts: Auto | Held = 1000
     """Held-out prompts of each task, chosen by a hash of their content and never trained on. auto: a fifth of the
     task's prompts, at most 200."""
     samples: Few = 16
@@ -80,7 +80,7 @@ class Evaluation(Part):
 
     def samples_of(self, task: TaskData) -> int:
         """Return k, the samples per held-out prompt of a task."""
-        return task.samples or self.samples
+        return self.samples if task.samples == "auto" else task.samples
 
 
 MOST_RANK = 512
@@ -90,24 +90,22 @@ MOST_RANK = 512
 class Rollouts(Part):
     """Settings of the generators."""
 
-    slots: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Sequences decoded together by all generators; 0: the rollouts of a batch, or up to 256 for small batches if the
-    expected lengths keep that many slots busy, and at most as many as fit in the memory of this machine at the length
-    limit (torch engines on this machine). The number is saved in config.toml."""
-    expected_tokens: Natural = 0
-    """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Determines the default slots and lag."""
-    schedule: Literal["auto", "deterministic", "eager"] = "auto"
-    """deterministic: new weights become active at a tick that depends on the data only. eager: as soon as they arrive.
-    auto: deterministic with torch engines on one machine, else eager: engines on Ray or vLLM do not step together, and
-    the programs of agents take time of their own."""
+    slots: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"
+    """Sequences decoded together by all generators. auto: the rollouts of a batch, or up to 256 for small batches if
+    the expected lengths keep that many slots busy, and at most as many as fit in the memory of this machine at the
+    length limit (torch engines on this machine). The number is saved in config.toml."""
+    expected_tokens: Auto | Count = "auto"
+    """Expected mean length of a completion, tokens; auto: 0.4 of the limit. It determines the slots, and the lag of a
+    schedule that is not eager: the decode steps from the completion of a batch to the use of the weights trained on it.
+    It is 1.5 times the expected steps of a batch; with auto it follows the steps of the latest 8 batches."""
+    schedule: Auto | Literal["eager"] = "auto"
+    """eager: new weights become active as soon as they arrive. auto: at a tick that depends on the data only, so that
+    equal commands give equal bits, with torch engines on one machine; else eager, because engines on Ray or vLLM do not
+    step together, and the programs of agents take time of their own."""
     ahead: Natural = 1
     """Eager schedule of PipelineRL: number of complete batches that may wait for the trainer while generation
     continues. Each keeps the trainer busier and makes every token one update older; `max_lag` bounds the number."""
-    lag_ticks: Literal["auto", "follow"] | Natural = "auto"
-    """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
-    follow: 1.5 times the steps of the latest 8 batches. auto: follow, or 1.5 times the expected steps of a batch if
-    `expected_tokens` is given."""
-    weights: Literal["auto", "shared-memory", "directory", "nccl", "adapters"] = "auto"
+    weights: Auto | Literal["shared-memory", "directory", "nccl", "adapters"] = "auto"
     """Channel by which weights reach the generators. shared-memory: torch engines on one machine. directory:
     safetensors files in the run directory, which both sides must see. nccl: vLLM servers with their own GPUs, if the
     trainer's environment has vLLM too; not run on GPUs yet. adapters: with `model.lora`, files with only the adapters,
@@ -147,12 +145,10 @@ class Judge(Part):
     """Longest reply of the judge, tokens."""
     concurrency: Few = 16
     """Requests at the same time."""
-    per_minute: Annotated[float, Field(ge=0, le=1e7)] = 0.0
-    """Most requests per minute; 0: no limit."""
+    per_minute: Positive | None = None
+    """Most requests per minute; none: no limit."""
     retries: Annotated[int, Field(ge=0, le=100)] = 3
-    """Further requests after a failure, a late reply, or a reply without a score."""
-    wait_s: Annotated[float, Field(ge=0, le=1e7)] = 1.0
-    """Wait before the first repetition, seconds; it doubles each time."""
+    """Further requests after a failure, a late reply, or a reply without a score, after 1, 2, 4, ... seconds."""
     timeout_s: Seconds = 60.0
     """Time limit of a request, seconds."""
     key_variable: str = "OPENAI_API_KEY"
@@ -174,14 +170,12 @@ class Judge(Part):
 class Scoring(Part):
     """Settings of the verifiers and reward functions, which run in parallel with training."""
 
-    workers: NoneOrFew = 0
-    """Completions scored in parallel; 0: the cores minus one for verifiers in processes, the cores for code, else 1.
+    workers: Auto | Few = "auto"
+    """Completions scored in parallel; auto: the cores minus one for verifiers in processes, the cores for code, else 1.
     Increase it if the verifier or reward function waits, for example for a judge model."""
     timeout_s: Seconds = 10.0
     """Time limit of a verifier per completion, seconds; the completion then counts as failed. Programs have separate
     limits (`sandbox`)."""
-    reward_timeout_s: Seconds = 600.0
-    """Time limit of your reward function per prompt, seconds; the prompt's completions then count as failed."""
     closed_forms: bool = False
     """The verifier math accepts an expression, such as 2^10, for a reference that is a number, unless it stands in the
     prompt. Without this option, no number of the expression may stand in the prompt."""
@@ -192,23 +186,27 @@ class Scoring(Part):
     judge: Judge = Judge()
     """The model that scores completions of the task `judge`."""
 
+    def processes(self, automatic: int) -> int:
+        """Return `workers`, or for "auto" what a verifier or reward function does best with."""
+        return automatic if self.workers == "auto" else self.workers
+
 
 class Learner(Part):
     """Settings of the trainer."""
 
-    micro_batch_tokens: Natural = 0
-    """Tokens per forward and backward pass, including padding; 0: 16,384, or 1,280 on CPU, where larger micro-batches
-    exceed the cache of the processor and give helpers (`hardware.trainer_helpers`) fewer to share; fewer if these need
-    too much memory."""
-    packing: Literal["auto", "padded", "packed", "shared"] = "auto"
+    micro_batch_tokens: Auto | Count = "auto"
+    """Tokens per forward and backward pass, including padding; auto: 16,384, or 1,280 on CPU, where larger
+    micro-batches exceed the cache of the processor and give helpers (`hardware.trainer_helpers`) fewer to share; fewer
+    if these need too much memory."""
+    packing: Auto | Literal["padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch are one row without padding, each with separate attention. padded: one row
     per sequence. shared: packed, and each prompt is computed once for its rollouts (with one trainer rank; several
     ranks use packed). auto: shared if it saves over 10% of the tokens, else packed if over 10% would be padding, else
     padded. Models whose attention cannot be packed use padded."""
-    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    gradient_checkpointing: Auto | bool = "auto"
     """Recompute activations in the backward pass: needs less memory and about a third more time. auto: only if the
     sequences of the torch engine would not fit otherwise."""
-    compile: Literal["auto"] | bool = "auto"
+    compile: Auto | bool = "auto"
     """Compile the decoder layers with torch.compile, which takes up to a minute at the start. auto: on GPUs, if the
     rows are packed and the model is not a mixture, unless torch cannot."""
 
@@ -222,22 +220,22 @@ class Checkpointing(Part):
 
     every: Count = 50
     """Training steps between checkpoints."""
-    every_minutes: Annotated[float, Field(ge=0)] = 0.0
-    """Minutes after the last checkpoint at which another one is written, before `every` steps are done; 0: never. When
-    a checkpoint is written does not change what a run computes. Evaluations count steps only: their points would depend
-    on the speed of the machine."""
+    every_minutes: Positive | None = None
+    """Minutes after the last checkpoint at which another one is written, before `every` steps are done; none: never.
+    When a checkpoint is written does not change what a run computes. Evaluations count steps only: their points would
+    depend on the speed of the machine."""
     keep: Count = 2
     """Newest checkpoints kept. The one with the best held-out pass rate is kept too."""
-    keep_every: Natural = 0
-    """Training steps between checkpoints that are kept for good, a multiple of `every`; 0: none are."""
+    keep_every: Count | None = None
+    """Training steps between checkpoints that are kept for good, a multiple of `every`; none: none are."""
 
     @model_validator(mode="after")
     def _check(self) -> Checkpointing:
-        if self.keep_every % self.every:
+        if self.keep_every and self.keep_every % self.every:
             near = max(1, round(self.keep_every / self.every)) * self.every
             raise ValueError(
-                f"keep_every: got {self.keep_every}; allowed: 0 or a multiple of checkpoint.every = {self.every}, such "
-                f"as {near}"
+                f"keep_every: got {self.keep_every}; allowed: none, or a multiple of checkpoint.every = {self.every}, "
+                f"such as {near}"
             )
         return self
 
@@ -323,7 +321,7 @@ class RunConfig(Part):
                 f"data.kind: got {kinds[0]!r} with model.kind 'tiny', which has the lab's vocabulary; give --model"
             )
         engines = self.placement.engines
-        if self.rollouts.slots and self.rollouts.slots < engines:
+        if self.rollouts.slots != "auto" and self.rollouts.slots < engines:
             raise ValueError(
                 f"rollouts.slots: got {self.rollouts.slots} for {engines} generators; allowed: at least one slot for "
                 "each generator"
@@ -335,16 +333,6 @@ class RunConfig(Part):
                 f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
                 f"and placement.engine {self.placement.engine_name!r}; allowed: {', '.join(allowed)}"
                 + (f" ({self.merged_because()})" if self.lora and self.placement.servers else "")
-            )
-        if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
-            raise ValueError(
-                "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
-                "allowed: auto, eager"
-            )
-        if self.rollouts.schedule == "deterministic" and self.has_agents:
-            raise ValueError(
-                "rollouts.schedule: got 'deterministic' with data.kind = 'agent', whose programs take wall-clock time; "
-                "allowed: auto, eager"
             )
         place = self.placement
         if place.engine == "vllm" and not place.servers and self.hardware.device == "cpu":

@@ -34,9 +34,6 @@ ARGUMENTS = "placement.vllm_arguments"
 COMMAND = "data.command"
 """The same, for the program of an agent."""
 
-DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "mlflow": "tracking_uri"}
-"""Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
-
 
 @dataclass(frozen=True)
 class Code:
@@ -95,15 +92,12 @@ def code_of(config: RunConfig) -> list[Code]:
 
 def addresses_of(config: RunConfig) -> list[Code]:
     """Return the places outside this machine and the run directory to which a run sends data or connects."""
-    placement, places = config.placement, []
-    for logger in config.loggers:
-        if not isinstance(logger, Custom):
-            destination = str(getattr(logger, DESTINATIONS[logger.kind]))
-            places.append((f"loggers.{logger.kind}", destination or ("wandb" if logger.kind == "wandb" else "")))
+    placement = config.placement
+    places = [("loggers.wandb", "wandb") for logger in config.loggers if logger.kind == "wandb"]
     places += [("placement.servers", address) for address in placement.servers]
     if placement.backend == "ray" and placement.ray_address not in ("auto", "local"):
         places.append(("placement.ray_address", placement.ray_address))
-    return [Code(field, name, "", _digest([name.encode()])) for field, name in places if name]
+    return [Code(field, name, "", _digest([name.encode()])) for field, name in places]
 
 
 def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = False, typed: Sequence[str] = ()) -> None:

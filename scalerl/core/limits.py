@@ -81,6 +81,8 @@ NODE_ANSWER_S = 60.0
 
 # -------------------------------------------------------------------------------------------------- prompts, rewards
 
+REWARD_S = 600.0
+"""Seconds of a reward function for the completions of one prompt; they then get no reward."""
 HUB_REQUEST_S = 10.0
 """Seconds for a request to the hub."""
 TEMPLATE_S = 10.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from scalerl.config.recipe import LengthPenalty
+from scalerl.config.length import LengthPenalty
 
 
 def with_length_penalty(rewards_PG: Tensor, passed_PG: Tensor, tokens_PG: Tensor, control: LengthPenalty) -> Tensor:

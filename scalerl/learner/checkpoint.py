@@ -113,13 +113,13 @@ def references(plain: Any) -> Iterator[tuple[str, str]]:
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, directory: Path, keep: int, keep_every: int = 0) -> None:
+    def __init__(self, directory: Path, keep: int, keep_every: int | None = None) -> None:
         """Manage a directory of checkpoints; remove parts that a killed run left.
 
         Args:
             directory: The directory.
             keep: Number of newest checkpoints that are kept. The best one is kept too.
-            keep_every: Steps between checkpoints that are kept for good; 0: none are.
+            keep_every: Steps between checkpoints that are kept for good; None: none are.
         """
         self.directory, self._keep, self._keep_every = directory, keep, keep_every
         for replaced in directory.glob(".replaced_*"):  # a process was killed while it replaced this checkpoint

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from scalerl.config.base import chosen
 from scalerl.config.placement import Hardware
 from scalerl.core.errors import outcome
 from scalerl.core.machine import resident_bytes
@@ -32,7 +33,7 @@ def helpers_of(hardware: Hardware) -> int:
     """Return the number of helper threads: the configured number, or as many as there are cores for."""
     if hardware.trainer_helpers != "auto":
         return hardware.trainer_helpers
-    return max(0, min(MOST, (os.cpu_count() or 1) // hardware.trainer_threads - 1))
+    return max(0, min(MOST, (os.cpu_count() or 1) // chosen(hardware.trainer_threads) - 1))
 
 
 class Helpers:

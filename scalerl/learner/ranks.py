@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.config.base import chosen
 from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, Body, Group, serve
@@ -184,7 +185,7 @@ def join(spec: LearnerSpec) -> DeviceMesh:
 
     device, cuda = spec.hardware.device, spec.hardware.device == "cuda"
     expand_segments(device)
-    torch.set_num_threads(max(1, spec.hardware.trainer_threads // spec.ranks))
+    torch.set_num_threads(max(1, chosen(spec.hardware.trainer_threads) // spec.ranks))
     if cuda:
         torch.cuda.set_device(0)  # the only one that this process sees; the mesh would guess it, with a warning
     dist.init_process_group(
@@ -242,7 +243,7 @@ def load_single(spec: LearnerSpec) -> SingleLearner:
     """Load the whole model and create the learner for the recipe, in the process of the only rank."""
     import torch
 
-    torch.set_num_threads(spec.hardware.trainer_threads)
+    torch.set_num_threads(chosen(spec.hardware.trainer_threads))
     return single_learner(spec, spec.policy.adapted(spec.policy.load(spec.hardware.device)))
 
 

@@ -40,15 +40,15 @@ STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 class Tracker:
     """Writes a run through the client of MLflow, which leaves the user's active run in this process unchanged."""
 
-    def __init__(self, experiment: str = "scalerl", tracking_uri: str = "") -> None:
+    def __init__(self, experiment: str = "scalerl") -> None:
         """Store the settings; nothing is sent yet."""
-        self._experiment, self._uri = experiment, tracking_uri
+        self._experiment = experiment
         self._waiting: list[Metric] = []
         self._sent = time.monotonic()
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
         """Create the run with the configuration as parameters, or continue the one with this id."""
-        self._client = MlflowClient(self._uri or None)
+        self._client = MlflowClient()
         if run.id:
             self._client.update_run(run.id, status="RUNNING")
             self._id = run.id

@@ -20,13 +20,9 @@ from scalerl.loggers.base import LoggedRun
 class Tracker:
     """Writes one event file for each process that trains the run; TensorBoard reads them as one run."""
 
-    def __init__(self, directory: str = "") -> None:
-        """Store the directory of the files; empty: `tensorboard` in the run directory."""
-        self._directory = directory
-
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
         """Open a new event file. The id is the directory, but a resume does not use it: it is a file in the run's."""
-        directory = self._directory or str(run.path.absolute() / "tensorboard")
+        directory = str(run.path.absolute() / "tensorboard")
         if run.part > 1:  # a run of its own in TensorBoard
             directory = os.path.join(directory, f"part-{run.part}")
         self._writer = EventFileWriter(directory)

@@ -17,15 +17,14 @@ from scalerl.loggers.base import LoggedRun
 class Tracker:
     """Writes a run of wandb; the files of wandb, including those of its offline mode, are in the run directory."""
 
-    def __init__(self, project: str = "scalerl", entity: str = "") -> None:
+    def __init__(self, project: str = "scalerl") -> None:
         """Store the settings; nothing is sent yet."""
-        self._project, self._entity, self._last = project, entity, 0
+        self._project, self._last = project, 0
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
         """Begin the run, or continue the one with this id. For offline runs, `wandb sync` joins the parts."""
         self._run = wandb.init(
             project=self._project,
-            entity=self._entity or None,
             name=run.name,
             dir=str(run.path),
             config=dict(config),

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from scalerl.config.base import replace
 from scalerl.config.data import is_suite, shares
 from scalerl.config.model import HuggingFaceModel
-from scalerl.config.recipe import AGGREGATION_OF_LOSS, Recipe
-from scalerl.config.run import Learner, RunConfig
-from scalerl.core.errors import ConfigError
+from scalerl.config.run import RunConfig
 
 if TYPE_CHECKING:
     from scalerl.models.build import PolicySpec
@@ -31,28 +28,14 @@ EXPECTED_LENGTH = 0.4
 
 def expected_tokens(config: RunConfig) -> int:
     """Expected mean length of a completion."""
-    return config.rollouts.expected_tokens or max(1, round(EXPECTED_LENGTH * config.recipe.length.max_tokens))
+    expected = config.rollouts.expected_tokens
+    return max(1, round(EXPECTED_LENGTH * config.recipe.length.max_tokens)) if expected == "auto" else expected
 
 
 def schedule_name(config: RunConfig) -> Literal["deterministic", "eager"]:
     """The schedule by which new weights become active."""
-    chosen = config.rollouts.schedule
     steps_together = config.placement.deterministic and not config.has_agents
-    return chosen if chosen != "auto" else "deterministic" if steps_together else "eager"
-
-
-def eager(config: RunConfig) -> RunConfig:
-    """Return the configuration of a run in which programs make rollouts, known from its prompts.
-
-    Raises:
-        ConfigError: It asks for the deterministic schedule.
-    """
-    if config.rollouts.schedule == "deterministic":
-        raise ConfigError(
-            "rollouts.schedule: got 'deterministic' with episodes of verifiers, which take wall-clock time; allowed: "
-            "auto, eager"
-        )
-    return replace(config, rollouts=replace(config.rollouts, schedule="eager"))
+    return "deterministic" if config.rollouts.schedule == "auto" and steps_together else "eager"
 
 
 def channel_name(config: RunConfig) -> str:
@@ -98,18 +81,13 @@ def loop_device(config: RunConfig) -> str:
 
 def micro_batch_tokens(config: RunConfig) -> int:
     """Tokens per forward and backward pass."""
-    return config.learner.micro_batch_tokens or (CPU_MICRO_BATCH if config.hardware.device == "cpu" else 16_384)
+    tokens = config.learner.micro_batch_tokens
+    return (CPU_MICRO_BATCH if config.hardware.device == "cpu" else 16_384) if tokens == "auto" else tokens
 
 
 def recomputes(config: RunConfig) -> bool:
     """Whether activations are recomputed; false for `auto` before its resolution (cluster/sizing.py)."""
     return config.learner.gradient_checkpointing is True
-
-
-def learner_settings(config: RunConfig) -> Learner:
-    """The settings of the trainer with its choices of sizes."""
-    tokens, again = micro_batch_tokens(config), recomputes(config)
-    return replace(config.learner, micro_batch_tokens=tokens, gradient_checkpointing=again)
 
 
 def policy_spec(config: RunConfig, path: str) -> PolicySpec:
@@ -154,13 +132,19 @@ class Generation:
 
 
 def generation_of(config: RunConfig) -> Generation:
-    """Return the sizes and schedule of a configuration."""
+    """Return the sizes and schedule of a configuration.
+
+    New weights of a deterministic schedule become active 1.5 times the steps of a batch after it: if both sides are
+    balanced, an update takes as long as a batch, and the factor 1.5 absorbs the variation of both.
+    """
+    slots, expected, schedule = slots_of(config), expected_tokens(config), schedule_name(config)
+    lags = config.recipe.off_policy.streams and schedule == "deterministic"
     return Generation(
-        slots=slots_of(config),
-        expected_tokens=expected_tokens(config),
-        schedule=schedule_name(config),
-        lag_ticks=lag_ticks(config),
-        lag_follows=lag_follows(config),
+        slots=slots,
+        expected_tokens=expected,
+        schedule=schedule,
+        lag_ticks=math.ceil(1.5 * config.recipe.completions_per_step * expected / slots) if lags else 0,
+        lag_follows=lags and config.rollouts.expected_tokens == "auto",  # lengths are not known before the run
         ahead=config.rollouts.ahead,
         evaluated_sequences=config.evaluated_sequences,
         seed=config.seed,
@@ -168,13 +152,13 @@ def generation_of(config: RunConfig) -> Generation:
 
 
 def slots_of(config: RunConfig) -> int:
-    """Sequences decoded together by all generators; for 0 before its resolution, as many as the schedule wants.
+    """Sequences decoded together by all generators; for "auto" before its resolution, as many as the schedule wants.
 
     A decode step of a few sequences costs nearly as much as one of many, so several small batches are decoded
     together. The longest sequence should span at most k + 1 updates: with more slots, `wait` leaves slots empty,
     and `mask` and `drop` lose the tokens that are too old.
     """
-    if config.rollouts.slots:
+    if config.rollouts.slots != "auto":
         return config.rollouts.slots
     recipe = config.recipe
     batch, mean_share = recipe.completions_per_step, expected_tokens(config) / recipe.length.max_tokens
@@ -194,30 +178,6 @@ def expected_occupancy(config: RunConfig) -> float:
     return min(1.0, (off_policy.max_lag + 1) * mean_share * batch / slots_of(config))
 
 
-def lag_is_used(config: RunConfig) -> bool:
-    """Whether weights become active a number of ticks after their batch."""
-    return config.recipe.off_policy.streams and schedule_name(config) == "deterministic"
-
-
-def lag_follows(config: RunConfig) -> bool:
-    """Whether the lag follows the steps of recent batches, because lengths are not known before the run."""
-    asked = config.rollouts.lag_ticks
-    return lag_is_used(config) and (asked == "follow" or (asked == "auto" and not config.rollouts.expected_tokens))
-
-
-def lag_ticks(config: RunConfig) -> int:
-    """Decode steps from the completion of a batch to the use of its weights: 1.5 times the steps of a batch.
-
-    If both sides are balanced, an update takes as long as a batch; the factor 1.5 absorbs the variation of both.
-    It depends on the configuration only. With `lag_follows`, it is the initial value.
-    """
-    if isinstance(config.rollouts.lag_ticks, int):
-        return config.rollouts.lag_ticks
-    if not lag_is_used(config):
-        return 0
-    return math.ceil(1.5 * config.recipe.completions_per_step * expected_tokens(config) / slots_of(config))
-
-
 class Pool(NamedTuple):
     """Prompts of a run by task, as far as they are known.
 
@@ -226,6 +186,37 @@ class Pool(NamedTuple):
 
     training: Mapping[str, int]
     held_out: Mapping[str, int]
+
+
+def evaluated_sequences(config: RunConfig, pool: Pool) -> int:
+    """Return the sequences of an evaluation."""
+    evaluation = config.evaluation
+    return sum(
+        pool.held_out.get(task.curve, evaluation.held_out_of(task)) * evaluation.samples_of(task)
+        for task in config.data
+    )
+
+
+def source_line(given: RunConfig, config: RunConfig, saved: bool = False, longest_prompt: int = 0) -> str:
+    """Return the sizes of a run with where they are from: measured, given, saved, chosen or assumed.
+
+    Args:
+        given: The configuration before sizes were chosen.
+        config: The same with its sizes.
+        saved: Whether the run has begun with these sizes.
+        longest_prompt: Longest prompt, tokens; 0: not read.
+    """
+    chosen = "saved" if saved else "chosen"
+    tokens, expected = given.learner.micro_batch_tokens, config.rollouts.expected_tokens
+    longest = f"prompts of at most {longest_prompt:,} tokens" if longest_prompt else "the longest prompt"
+    sources = [
+        (f"{slots_of(config):,} slots", chosen if saved or given.rollouts.slots == "auto" else "given"),
+        (f"micro-batches of {micro_batch_tokens(config):,} tokens", chosen if saved or tokens == "auto" else "given"),
+        (f"a mean length of {expected_tokens(config):,} tokens", "assumed" if expected == "auto" else "given"),
+        (longest, "measured" if longest_prompt else "assumed"),
+    ]
+    of = {source: [name for name, own in sources if own == source] for _, source in sources}
+    return "; ".join(f"{source}: {', '.join(names)}" for source, names in of.items())
 
 
 def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
@@ -244,26 +235,26 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
             else f"{most}{checks.held_out_of(task)} held-out prompts"
         )
         + (f" of {task.curve}" if len(config.data) > 1 else "")
-        + (f" ({task.samples} samples each)" if task.samples else "")
+        + (f" ({task.samples} samples each)" if task.samples != "auto" else "")
         for task in config.data
     )
-    lag = f"{lag_ticks(config)} decode steps" + (" (initially)" if lag_follows(config) else "")
-    used = f"; weights are used {lag} after their batch is complete" if lag_is_used(config) else ""
+    g = generation_of(config)
+    lag = f"{g.lag_ticks} decode steps" + (" (initially)" if g.lag_follows else "")
+    used = f"; weights are used {lag} after their batch is complete" if g.lag_ticks else ""
     generators = f", on {config.placement.engines} generators" if config.placement.engines > 1 else ""
-    known = config.learner.micro_batch_tokens or config.hardware.device != "auto"
+    known = config.learner.micro_batch_tokens != "auto" or config.hardware.device != "auto"
     on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
     ranks = f", on {config.placement.trainer_ranks} ranks" if config.placement.trainer_ranks > 1 else ""
     beside = ", beside training" if checks.overlap else ""
     return [
         f"{recipe.name}: {config.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
         f"generations = {total} completions of up to {longest} tokens (<= {total * longest:,} tokens per step)",
-        f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {slots_of(config)} "
+        f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {g.slots} "
         f"sequences decoded together{generators}, expected occupancy {expected_occupancy(config):.0%} at a mean "
-        f"length of {expected_tokens(config)} tokens{used}",
+        f"length of {g.expected_tokens} tokens{used}",
         f"training: at most {micro_batch_tokens(config):,} tokens per micro-batch{on_cpu}{ranks}",
         f"evaluation every {checks.every} steps{beside}: {sets} x {checks.samples} samples",
         config.checkpoint.policy(checks.every),
-        *_aggregation_line(config),
         *_draws_lines(config, pool.training),
     ]
 
@@ -290,14 +281,3 @@ def _draws_lines(config: RunConfig, training: Mapping[str, int]) -> list[str]:
             f"{caution if times > MANY_DRAWS else ''}"
         )
     return lines
-
-
-def _aggregation_line(config: RunConfig) -> list[str]:
-    """Return a line if the aggregation is the loss's own default, which a change of the loss brings with it."""
-    loss, chosen = config.recipe.loss.kind, config.recipe.aggregation
-    if chosen != AGGREGATION_OF_LOSS.get(loss):
-        return []
-    return [
-        f"recipe.loss {loss!r} has its own default recipe.aggregation, {chosen!r}: its ratio belongs to a whole "
-        f"rollout. The default of other losses is {Recipe().aggregation!r}; recipe.aggregation sets any"
-    ]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalerl.config.base import Auto
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.placement.choices import trains_in_loop
@@ -142,10 +143,14 @@ def devices(
     engines, evaluators = engines[: place.engines], engines[place.engines :]
     if cuda and place.gpus and place.gpus < (ranks if shared else gpus_needed(config)):
         raise _too_few(config, f"allowed: placement.gpus = {place.gpus}")
+
+    def threads(count: Auto | int) -> int:
+        return 1 if count == "auto" else count  # a plan for a cluster
+
     share = _share(config, hosts, trainer_bytes) if shared and cuda and place.engine == "vllm" else 0.0
-    rank_cpus = 0.0 if trains_in_loop(config) else 1.0 if cuda else max(1, hardware.trainer_threads) / ranks
-    engine_cpus = 0.0 if place.servers else 1.0 if cuda else max(1, hardware.generator_threads) / place.engines
-    scorer = Place(cpus=float(config.scoring.workers or 1))
+    rank_cpus = 0.0 if trains_in_loop(config) else 1.0 if cuda else threads(hardware.trainer_threads) / ranks
+    engine_cpus = 0.0 if place.servers else 1.0 if cuda else threads(hardware.generator_threads) / place.engines
+    scorer = Place(cpus=float(config.scoring.processes(1)))
     return {
         **{("trainer", n): Place(*at, cpus=rank_cpus) for n, at in enumerate(trainers)},
         **{("generator", n): Place(*at, cpus=engine_cpus, share=share) for n, at in enumerate(engines)},
@@ -181,7 +186,7 @@ def shares_gpus(config: RunConfig, gpus: int) -> bool:
     place = config.placement
     if place.backend != "local" or place.servers:
         return False
-    return min(gpus, place.gpus or gpus) == 1 or (place.engine != "vllm" and not place.gpus_per_generator)
+    return min(gpus, place.gpus or gpus) == 1 or (place.engine != "vllm" and place.gpus_per_generator == "auto")
 
 
 def _assumed(config: RunConfig) -> list[Host]:

@@ -130,7 +130,7 @@ def _load(settings: PromptSettings, tokenizer: Any, stop: Sequence[int]) -> Prom
             )
         target = evaluation.held_out_of(task, len(pool))
         parts = _split(pool, target, needed[task.curve], of_task)
-        if evaluation.prompts == "auto" and task.held_out is None:
+        if evaluation.prompts == "auto" and task.held_out == "auto":
             notes.append(f"held out {len(parts[1])} of {len(pool)} prompts; --evaluation.prompts N sets another number")
         elif len(parts[1]) != target:
             notes.append(f"{of_task}held out {len(parts[1])} prompts, not {target}, because equal texts stay together")

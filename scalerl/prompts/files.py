@@ -22,6 +22,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(?<!\.csv|\.tsv|
 BOM = b"\xef\xbb\xbf"
 
 
+LONGEST_LINE = 64 << 20
+"""Longest line of a JSONL file, bytes."""
+
 MOST_EMPTY = 1 << 20
 """Largest number of bytes of empty lines in a row. A small compressed file can hold a billion of them."""
 
@@ -36,7 +39,7 @@ class FileRow(NamedTuple):
     values: dict[str, Any]
 
 
-Form = Callable[[Path, int], Iterator[FileRow]]
+Form = Callable[[Path], Iterator[FileRow]]
 """A reader of files: (file, largest length of a line in MiB) -> rows."""
 
 
@@ -51,7 +54,7 @@ def read_objects(data: PromptFile) -> Iterator[FileRow]:
     if path.is_dir():
         return _directory(path, data)
     if not on_hub(data):
-        return _on_disk(path, _form(path) or _jsonl, data.max_line_mb)
+        return _on_disk(path, _form(path) or _jsonl)
     if data.set and NAMED[data.set].files and data.path == NAMED[data.set].path:
         return _hub_files(data, NAMED[data.set].files)
     return _hub(data)
@@ -84,10 +87,10 @@ def _directory(path: Path, data: PromptFile) -> Iterator[FileRow]:
     if (path / "state.json").is_file():
         listed = _parse((path / "state.json").read_bytes(), str(path / "state.json")).get("_data_files") or []
         for name in (str(entry.get("filename")) for entry in listed):
-            yield from _on_disk(path / name, _arrow, data.max_line_mb)
+            yield from _on_disk(path / name, _arrow)
         return
     for shard in _shards(path):
-        yield from _on_disk(shard, _form(shard) or _jsonl, data.max_line_mb)
+        yield from _on_disk(shard, _form(shard) or _jsonl)
 
 
 def _shards(path: Path) -> list[Path]:
@@ -103,7 +106,7 @@ def _shards(path: Path) -> list[Path]:
     return shards
 
 
-def _arrow(path: Path, limit_mb: int) -> Iterator[FileRow]:
+def _arrow(path: Path) -> Iterator[FileRow]:
     try:
         import pyarrow as arrow
     except ImportError:
@@ -141,37 +144,37 @@ def _form(path: Path) -> Form | None:
     return next((form for ending, form in FORMS.items() if path.name.endswith(ending)), None)
 
 
-def _on_disk(path: Path, read: Form, limit_mb: int) -> Iterator[FileRow]:
+def _on_disk(path: Path, read: Form) -> Iterator[FileRow]:
     _check(path)
     try:
-        yield from read(path, limit_mb)
+        yield from read(path)
     except OSError as error:
         raise ConfigError(f"data.path: {trouble(error)}") from None
 
 
-def _jsonl(path: Path, limit_mb: int) -> Iterator[FileRow]:
+def _jsonl(path: Path) -> Iterator[FileRow]:
     with path.open("rb") as file:
-        yield from _lines(file, path, limit_mb)
+        yield from _lines(file, path)
 
 
-def _gzipped(path: Path, limit_mb: int) -> Iterator[FileRow]:
+def _gzipped(path: Path) -> Iterator[FileRow]:
     try:
         with gzip.open(path, "rb") as file:
-            yield from _lines(cast(BinaryIO, file), path, limit_mb)
+            yield from _lines(cast(BinaryIO, file), path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{path}: not a whole gzip file ({error}); copy it again") from None
 
 
-def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[FileRow]:
+def _lines(file: BinaryIO, path: Path) -> Iterator[FileRow]:
     """Yield one row per line. Lines end only at newlines, because U+2028 and others may occur in a JSON string."""
-    limit, number, empty = limit_mb << 20, 0, 0
-    while line := file.readline(limit + 1):
+    number, empty = 0, 0
+    while line := file.readline(LONGEST_LINE + 1):
         number += 1
         source = f"{path} line {number}"
-        if len(line) > limit:
+        if len(line) > LONGEST_LINE:
             raise ConfigError(
-                f"{source}: the line is longer than data.max_line_mb = {limit_mb} MiB; allowed: one JSON object per "
-                "line. Raise data.max_line_mb if the row is meant to be that long"
+                f"{source}: the line is longer than {LONGEST_LINE >> 20} MiB; allowed: one JSON object per line, or "
+                "Parquet for longer rows"
             )
         if number == 1:
             line = line.removeprefix(BOM)
@@ -203,12 +206,12 @@ def _object(values: Any, source: str) -> dict[str, Any]:
     return values
 
 
-def _json(path: Path, limit_mb: int) -> Iterator[FileRow]:
+def _json(path: Path) -> Iterator[FileRow]:
     """Yield the rows of a JSON list, or of JSONL in a file with the extension .json."""
     with path.open("rb") as file:
         if not file.read(64).removeprefix(BOM).lstrip().startswith(b"["):
             file.seek(0)
-            yield from _lines(file, path, limit_mb)
+            yield from _lines(file, path)
             return
         file.seek(0)
         rows = _parse(file.read().removeprefix(BOM), str(path))
@@ -217,7 +220,7 @@ def _json(path: Path, limit_mb: int) -> Iterator[FileRow]:
         yield FileRow(source, _object(values, source))
 
 
-def _parquet(path: Path, limit_mb: int) -> Iterator[FileRow]:
+def _parquet(path: Path) -> Iterator[FileRow]:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -319,4 +322,4 @@ def _hub_files(data: PromptFile, names: tuple[str, ...]) -> Iterator[FileRow]:
                 f"data.path: cannot read {name} of the hub data set {data.path!r}, revision {data.revision!r} "
                 f"({reason}); give a copy of it: set = {data.set!r} and path = FILE"
             ) from None
-        yield from _on_disk(Path(path), _jsonl, data.max_line_mb)
+        yield from _on_disk(Path(path), _jsonl)

@@ -55,7 +55,7 @@ def custom_rows(task: CustomTask, held_out: int, step: Step = in_this_process) -
     shared: dict[str, Any] = {"function": task.function, "params": task.params, "pass_score": task.pass_score}
     if replies:
         schemas, programs = step(f"{task.function}.tools", tools.schemas, shared)
-        shared |= {TURNS: task.limits, "discount": task.discount, "tools": schemas, PROGRAMS: programs}
+        shared |= {TURNS: task.limits, "tools": schemas, PROGRAMS: programs}
     for number, row in enumerate(plain_rows):
         columns = {**shared, "row": row}
         source = f"{task.function} row {number}"
@@ -82,7 +82,7 @@ def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> 
         raise ConfigError(
             f"data.command: there is no program {task.command[0]!r} here; allowed: a program on the PATH, or its path"
         )
-    file_settings = {name: getattr(task, name) for name in ("path", "subset", "split", "revision", "max_line_mb")}
+    file_settings = {name: getattr(task, name) for name in ("path", "subset", "split", "revision")}
     rows = list[Row]()
     for source, values in read_objects(PromptFile(task="arithmetic", **file_settings)):
         try:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from scalerl.config.placement import Hardware, Placement
-from scalerl.config.recipe import Custom, Recipe
+from scalerl.config.placement import Placement
+from scalerl.config.recipe import Custom
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.models.build import PolicySpec
@@ -19,19 +19,39 @@ from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
-from scalerl.placement.choices import Generation
 from scalerl.placement.devices import Place, Table
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
 from scalerl.rollouts.engine import EVALUATION_CACHE, Engine, EnginePair, ExactEngine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.process_engine import EngineProcess
-from scalerl.rollouts.schedule import schedule_of
+from scalerl.rollouts.schedule import Schedule
 from scalerl.rollouts.served import EngineHandle, Restarter
 from scalerl.rollouts.turns import with_turns
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.rollouts.worker import SaveState, WorkerParts
 from scalerl.types import AGENT, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What the engines of a run decode.
+
+    Example (the lab): Decoding(slots=256, evaluated=1024, seed=0, longest_prompt=14, rule=LengthRule(...),
+                                sampling=Sampling(temperature=1.0, top_p=1.0, stop=(17,)), experts=False)
+    """
+
+    slots: int
+    """Sequences decoded together by all generators."""
+    evaluated: int
+    """Sequences of an evaluation."""
+    seed: int
+    longest_prompt: int
+    """Longest prompt, tokens; with environments, of a last turn."""
+    rule: LengthRule
+    sampling: Sampling
+    experts: bool = False
+    """Whether an engine reports the experts of each token."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +63,16 @@ class GeneratorSpec:
     """Rows of the LM head."""
     sizes: ModelSizes
     """Sizes that the FLOPs are computed from."""
-    recipe: Recipe
+    device: str
+    threads: int
+    """CPU threads of all generators."""
     placement: Placement
-    hardware: Hardware
     scoring: Scoring
-    generation: Generation
-    longest_prompt: int
-    """Longest prompt, tokens; with environments, of a last turn."""
-    rule: LengthRule
-    stop: tuple[int, ...]
-    """Token ids that end a sequence."""
+    decoding: Decoding
+    schedule: Schedule
+    """The schedule, before its first group."""
+    group_size: int
+    """G: rollouts per prompt."""
     save: SaveState
     run: Path
     """The run directory, for logs."""
@@ -73,16 +93,15 @@ class GeneratorSpec:
         specs = [EngineSpec(self, channel, number) for number in range(self.placement.engines)]
         wrap = self.episodes()
         pairs = [pair.wrapped(wrap) for pair in self.make_engines(specs, notes.append)]
-        schedule, size = schedule_of(self.recipe, self.generation), self.recipe.generations_per_prompt
         engines, evaluators = zip(*pairs, strict=True)
-        coordinator = Coordinator(engines, schedule, size, self.generation.seed, evaluators)
+        coordinator = Coordinator(engines, self.schedule, self.group_size, self.decoding.seed, evaluators)
         if self.load_state is not None:
             coordinator.load_state(self.load_state())
         return WorkerParts(coordinator, self.save, notes)
 
     def text(self) -> TokenText:
         """Load the tokenizer."""
-        return TokenText(load_tokenizer(self.policy.path, self.policy.revision), self.stop)
+        return TokenText(load_tokenizer(self.policy.path, self.policy.revision), self.decoding.sampling.stop)
 
     def episodes(self) -> Callable[[Engine], Engine]:
         """Return a function that adds the environments that reply, and the programs of agents, to an engine."""
@@ -92,8 +111,8 @@ class GeneratorSpec:
 
     def load_policy(self) -> Policy:
         """Load the policy in an engine's process, with this engine's share of the CPU threads."""
-        torch.set_num_threads(max(1, self.hardware.generator_threads // self.placement.engines))
-        return self.policy.load(self.hardware.device)
+        torch.set_num_threads(max(1, self.threads // self.placement.engines))
+        return self.policy.load(self.device)
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,7 @@ class EngineSpec:
     @property
     def slots(self) -> int:
         """The engine's share of the slots."""
-        slots, count = self.generator.generation.slots, self.generator.placement.engines
+        slots, count = self.generator.decoding.slots, self.generator.placement.engines
         return slots // count + (self.number < slots % count)
 
     def __call__(self) -> EnginePair:
@@ -156,23 +175,23 @@ class EngineSpec:
         return parts.torch_engine(self._evaluated(policy)[0]), policy
 
     def _parts(self) -> EngineParts:
-        generator, recipe = self.generator, self.generator.recipe
+        generator, decoding = self.generator, self.generator.decoding
         return EngineParts(
             load_policy=cache(generator.load_policy),
             model_path=generator.policy.path,
             slots=self.slots,
-            prompt_tokens=generator.longest_prompt,
-            rule=generator.rule,
-            sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
+            prompt_tokens=decoding.longest_prompt,
+            rule=decoding.rule,
+            sampling=decoding.sampling,
             receive=self.channel.receive,
-            seed=generator.generation.seed,
+            seed=decoding.seed,
         )
 
     def _evaluated(self, policy: Policy) -> tuple[int, int]:
         """Return the sequences that an evaluation decodes together, and how many fit in EVALUATION_CACHE."""
-        generator, count = self.generator, self.generator.placement.engines
-        fit = EVALUATION_CACHE // (policy.cache_bytes * (generator.longest_prompt + generator.rule.capacity))
-        return min(max(self.slots, fit), -(-generator.generation.evaluated_sequences // count)), fit
+        decoding, count = self.generator.decoding, self.generator.placement.engines
+        fit = EVALUATION_CACHE // (policy.cache_bytes * (decoding.longest_prompt + decoding.rule.capacity))
+        return min(max(self.slots, fit), -(-decoding.evaluated // count)), fit
 
 
 def has_agents(prompts: Iterable[Prompt]) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.config.recipe import Interruption, LengthControl
+from scalerl.config.length import Interruption, LengthControl
 from scalerl.core.rng import uniforms
 
 Ints = npt.NDArray[np.int64]

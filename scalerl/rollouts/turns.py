@@ -302,7 +302,7 @@ class ReplyPool:
 
     def __init__(self, settings: Scoring) -> None:
         """Prepare the processes; they start at the first requests."""
-        workers = settings.workers or max(4, os.cpu_count() or 1)
+        workers = settings.processes(max(4, os.cpu_count() or 1))
         self._pool = ScoringPool(workers, code.prepare, settings)
         self._takers = ThreadPoolExecutor(workers, thread_name_prefix="replies")
         self._waiting, self._lock = deque[ReplyRequest](), Lock()

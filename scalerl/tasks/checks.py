@@ -93,7 +93,7 @@ def _more(count: int) -> list[str]:
 
 
 def _failing(scoring: Scoring, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
-    workers = scoring.workers or os.cpu_count() or 1  # nothing else runs yet
+    workers = scoring.processes(os.cpu_count() or 1)  # nothing else runs yet
     judged = judge_all(verifier_scorer(task.verifier, config_replace(scoring, workers=workers)), answers)
     return [f"{prompt.where} ({score.reason})" for prompt, score in judged if not score.passed]
 
@@ -184,7 +184,7 @@ def repetition_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Seque
     for task in tasks:
         if getattr(task, "reward", None) is None and task.verifier in VERIFIERS:
             tried = _sample(task, prompts, REPEATED)
-            workers = scoring.workers or min(8, os.cpu_count() or 1)
+            workers = scoring.processes(min(8, os.cpu_count() or 1))
             scorer = verifier_scorer(task.verifier, config_replace(scoring, workers=workers))
             try:
                 notes += _repetitions(task, scorer, tried)

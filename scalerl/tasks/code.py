@@ -21,6 +21,7 @@ from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, BoxPool
+from scalerl.tasks.sandbox.commands import OUTPUT_KB
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.sandbox.guest.plain import dumps, loads
 from scalerl.tasks.sandbox.guest.program import FROM
@@ -71,7 +72,7 @@ class Judge:
         except BoxLate:
             return False, f"took longer than {self._settings.test_s:g} s, or {self._settings.program_s:g} s in total"
         except BoxFlood:
-            return False, f"wrote more than {self._settings.output_kb} KiB"
+            return False, f"wrote more than {OUTPUT_KB} KiB"
         except BoxEnded as error:
             return False, f"the program's process ended: {error}"
 
@@ -103,7 +104,7 @@ class Judge:
         if report["why"] == "late":
             return f"took longer than {self._settings.test_s:g} s"
         if report["why"] == "flood":
-            return f"wrote more than {self._settings.output_kb} KiB"
+            return f"wrote more than {OUTPUT_KB} KiB"
         if report["status"] != 0:
             detail = str(report["complaint"])[-200:].strip()
             return f"ended with exit status {report['status']}" + (f" ({detail})" if detail else "")

@@ -17,21 +17,21 @@ Pairs = Iterator[tuple[str, str]]
 
 
 class Generated(NamedTuple):
-    """The functions of a generated task; each takes the task's settings."""
+    """The functions of a generated task."""
 
     rows: Callable[[Any, int], list[dict[str, str]]]
     """(settings, count): distinct prompts with reference answers."""
     traces: Callable[[Any, WarmStart, float, object], Pairs]
     """(settings, warm start, noise, seed): endless prompts and completions."""
-    facts: Callable[[Any], list[tuple[str, str]]]
+    facts: Callable[[], list[tuple[str, str]]]
     """Text up to the result of a single operation, and the right digit."""
     taught: Callable[[Any], list[Any]]
     """The settings that determine the traces, for the name of a cached warm start."""
 
 
 GENERATED: dict[str, Generated] = {
-    "arithmetic": Generated(arithmetic.rows, arithmetic.traces, lambda task: arithmetic.facts(), arithmetic.taught),
-    "programs": Generated(programs.rows, programs.traces, programs.facts, lambda task: [task.points]),
+    "arithmetic": Generated(arithmetic.rows, arithmetic.traces, arithmetic.facts, arithmetic.taught),
+    "programs": Generated(programs.rows, programs.traces, programs.facts, lambda task: [programs.POINTS]),
 }
 
 

@@ -23,6 +23,9 @@ from scalerl.tasks.base import Verdict, judged_text
 from scalerl.tasks.repetition import question
 from scalerl.types import Prompt
 
+WAIT_S = 1.0
+"""Wait before the first repetition of a request, seconds; it doubles each time."""
+
 REMEMBERED = 100_000
 """Number of scores that are kept by the content of their requests."""
 MOST_BYTES = 4 << 20
@@ -77,7 +80,7 @@ class Client:
     def _wait(self, attempt: int) -> None:
         """Wait for the rate limit, and before a repetition."""
         if attempt:
-            time.sleep(min(self.settings.wait_s * 2 ** (attempt - 1), 60.0))
+            time.sleep(min(WAIT_S * 2 ** (attempt - 1), 60.0))
         if not self.settings.per_minute:
             return
         with self._lock:

@@ -9,7 +9,6 @@ ceiling of the pass rate near 1 - label_noise.
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Iterator
@@ -30,6 +29,8 @@ _PROGRAM = re.compile(r"[x0-9](?:[-+*][x0-9])*")  # not \d, which matches the di
 _POINT = re.compile(r",([0-9]):([0-9])")
 _OTHERS = range(2, 10)
 """Possible x of the points other than x = 0 and x = 1."""
+POINTS = 4
+"""Points that a prompt shows: x = 0, x = 1 and two others."""
 
 Function = tuple[int, int, tuple[int, ...]]
 """Slope a, intercept b, and x of the points other than x = 0 and x = 1, in their order."""
@@ -65,14 +66,12 @@ def rows(task: ProgramsTask, count: int) -> list[dict[str, str]]:
     """Return `count` distinct rows with prompt and answer: the given points and the hidden one.
 
     Raises:
-        ConfigError: This number of points allows fewer than `count` distinct prompts.
+        ConfigError: There are fewer than `count` distinct prompts.
     """
-    functions = list(product(range(10), range(10), permutations(_OTHERS, task.points - 2)))
+    functions = list(product(range(10), range(10), permutations(_OTHERS, POINTS - 2)))
     if count > len(functions):
-        sizes = ", ".join(f"{100 * math.perm(len(_OTHERS), n - 2):,} with {n}" for n in (3, 4, 5))
         raise ConfigError(
-            f"data.points: got {task.points}, which makes {len(functions):,} distinct prompts; data.prompts and "
-            f"evaluation.prompts together need {count:,}. There are {sizes}: give more points or fewer prompts"
+            f"data.prompts: got {count:,} with evaluation.prompts; allowed: at most {len(functions):,} distinct prompts"
         )
     random.Random(task.seed).shuffle(functions)
     prompts = [_prompt(function) for function in functions[:count]]
@@ -98,7 +97,7 @@ def traces(task: ProgramsTask, start: WarmStart, noise: float, seed: object) -> 
     """
     rng = random.Random(str(seed))
     while True:
-        function = (rng.randrange(10), rng.randrange(10), tuple(rng.sample(_OTHERS, task.points - 2)))
+        function = (rng.randrange(10), rng.randrange(10), tuple(rng.sample(_OTHERS, POINTS - 2)))
         steps, text, endless = _steps(function, rng, noise), "", False
         for side, result in steps:
             pause, endless = ramble(rng, start)
@@ -109,12 +108,12 @@ def traces(task: ProgramsTask, start: WarmStart, noise: float, seed: object) -> 
         yield _prompt(function), text if endless else f"{text}{END_THINK}x*{slope}+{intercept}{STOP}"
 
 
-def facts(task: ProgramsTask) -> list[tuple[str, str]]:
+def facts() -> list[tuple[str, str]]:
     """Return 300 single steps as (text up to the result, right digit): `(",0:4,1:7,6:2,3:3<think>b=", "4")`.
 
     For each of the 100 functions, these are its intercept, its slope, and the product for the first further point.
     """
-    places = list(permutations(_OTHERS, task.points - 2))
+    places = list(permutations(_OTHERS, POINTS - 2))
     steps = []
     for a, b in product(range(10), range(10)):
         function = (a, b, places[stream_key("fact", a, b) % len(places)])

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from scalerl.config.data import AgentTask, EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
+from scalerl.core.limits import REWARD_S
 from scalerl.core.packages import check_installed
 from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.tasks import environments
@@ -201,7 +202,7 @@ class ThreadScorer(Scorer):
         self._per_completion = verifier.threads is not None
         if verifier.prepare:
             verifier.prepare(settings)
-        threads = verifier.threads(settings) if verifier.threads else settings.workers or 1
+        threads = verifier.threads(settings) if verifier.threads else settings.processes(1)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"verify-{name}")
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
@@ -229,7 +230,7 @@ class ProcessScorer(Scorer):
     def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
         self._name, self._limit_s = name, verifier.limit_s(settings)
         self.failures = Failures(f"the verifier {name}")
-        workers = settings.workers or max(1, (os.cpu_count() or 2) - verifier.spared_cores)
+        workers = settings.processes(max(1, (os.cpu_count() or 2) - verifier.spared_cores))
         self._pool = ScoringPool(workers, verifier.prepare, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
@@ -280,13 +281,13 @@ class FunctionScorer(Scorer):
         """
         self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})
         self._truncated_reward = truncated_reward
-        self._function, self._pass_reward, self._limit_s = function, pass_reward, settings.reward_timeout_s
-        self._pool = ScoringPool(settings.workers or 1, None, settings)
+        self._function, self._pass_reward = function, pass_reward
+        self._pool = ScoringPool(settings.processes(1), None, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start one call with all completions of a prompt."""
         words = (self._function, prompt, list(completions), self._params)
-        call = self._pool.schedule(call_by_name, *words, limit_s=self._limit_s)
+        call = self._pool.schedule(call_by_name, *words, limit_s=REWARD_S)
         return Pending([call], lambda futures: self._scores(futures[0], prompt, completions))
 
     def _scores(self, call: Future[Any], prompt: Prompt, completions: Sequence[str]) -> list[Score]:
@@ -295,8 +296,8 @@ class FunctionScorer(Scorer):
             rewards = call.result()
         except TimeoutError:
             late = (
-                f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "
-                "prompt; make it faster, or raise scoring.reward_timeout_s"
+                f"reward function {self._function} took longer than {REWARD_S:g} s for the completions of one "
+                "prompt; make it faster, or have it score a few of them at the same time"
             )
             rewards = [late] * len(completions)
         except ProcessEnded as error:

@@ -91,12 +91,12 @@ def rows(task: EnvironmentTask, held_out: int) -> list[dict[str, Any]]:
         ConfigError: The taskset is endless and `data.prompts` is not set, or has fewer tasks than that.
     """
     env = load(task.environment, task.arguments)
-    if not env.taskset.bounded and task.prompts is None:
+    if not env.taskset.bounded and task.prompts == "all":
         raise ConfigError(
             f"data.prompts: a value is needed, because the taskset {task.environment!r} is endless; allowed: the "
             "number of prompts in training"
         )
-    most = None if task.prompts is None else task.prompts + held_out
+    most = None if task.prompts == "all" else task.prompts + held_out
     tasks = call(lambda: list(islice(env.taskset, most)), task.environment)
     if most is not None and len(tasks) < most:
         raise ConfigError(

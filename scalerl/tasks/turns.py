@@ -30,7 +30,7 @@ TOOL = "tool"
 ALLOWED = (
     "the text of the next message, a list of messages with `role` and `content`, a dict with either of them as `reply` "
     "and the `reward` of the turn, or the end: a score from 0 to 1, or a dict with metrics that are numbers and either "
-    "`score` or `rewards` (a list with a number for each turn of the policy, whose discounted sum is from 0 to 1); "
+    "`score` or `rewards` (a list with a number for each turn of the policy, whose sum is from 0 to 1); "
     "next to `score`, `reward` is that of the last turn"
 )
 
@@ -89,9 +89,7 @@ def _reply(prompt: Prompt, messages: Sequence[Message]) -> Reply:
         return Reply((), score_of(task, name, row, last)[0])
     conversation = [*opening(row["prompt"]), *(dict(message) for message in messages)]
     returned = call(lambda: task.reply(row, conversation), f"{name}.reply")
-    return read_reply(
-        returned, name, sum(message["role"] == "assistant" for message in messages), columns.get("discount", 1.0)
-    )
+    return read_reply(returned, name, sum(message["role"] == "assistant" for message in messages))
 
 
 def first_reply(prompt: Prompt) -> Reply:
@@ -124,14 +122,13 @@ def ask_all(requests: Sequence[tuple[Prompt, Sequence[Message]]]) -> list[Reply 
         return list(threads.map(ask_one, requests))
 
 
-def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
+def read_reply(returned: Any, name: str, turns: int) -> Reply:
     """Return what an environment's `reply` returned as a record.
 
     Args:
         returned: The value.
         name: Import path of the class, for messages.
         turns: Turns of the policy so far.
-        discount: Factor per turn of `rewards`.
 
     Raises:
         PluginError: It is not a reply.
@@ -144,7 +141,7 @@ def read_reply(returned: Any, name: str, turns: int, discount: float) -> Reply:
     rewards = [number(values.pop("reward"))] if "reward" in values else []
     if "rewards" in values and not rewards and "score" not in values:
         rewards = _rewards(values.pop("rewards"), turns)
-        values["score"] = discounted_sum(rewards, discount)
+        values["score"] = _sum(rewards)
     messages = _messages(values.pop("reply")) if "reply" in values else ()
     if messages and not values:
         score: float | None = 0.0
@@ -195,7 +192,7 @@ def _rewards(values: Any, turns: int) -> list[float | None]:
     return [number(value) for value in values] if isinstance(values, list | tuple) and len(values) == turns else [None]
 
 
-def discounted_sum(rewards: Sequence[float | None], discount: float) -> float | None:
-    """Return the sum of discount^i times the reward of turn i, from i = 0; None if one is no number."""
-    weighed = [discount**i * reward for i, reward in enumerate(rewards) if reward is not None]
-    return math.fsum(weighed) if len(weighed) == len(rewards) else None
+def _sum(rewards: Sequence[float | None]) -> float | None:
+    """Return the sum of rewards; None if one is no number."""
+    numbers = [reward for reward in rewards if reward is not None]
+    return math.fsum(numbers) if len(numbers) == len(rewards) else None

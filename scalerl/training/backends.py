@@ -18,7 +18,7 @@ from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
 from scalerl.training.evaluator import EvaluatorDied
-from scalerl.training.resolve import Resolved
+from scalerl.training.resolve import Placed
 
 EVALUATOR = ("evaluator", 0)
 """Key of the evaluation process in the table of devices; only runs with `evaluation.overlap` have one."""
@@ -43,8 +43,8 @@ class Backend:
     """Creates the scorer of each task."""
 
 
-def _local(resolved: Resolved) -> Backend:
-    table, place = resolved.devices, resolved.config.placement
+def _local(placed: Placed) -> Backend:
+    table, place = placed.devices, placed.config.placement
     ranks = [at.environment for (kind, _), at in table.items() if kind == "trainer"]
     start_ranks = partial(RankProcesses.of, ranks)
     gpus = table.get(EVALUATOR, Place()).environment
@@ -60,8 +60,8 @@ def _local(resolved: Resolved) -> Backend:
     return Backend(partial(spawn_generator, environment=alone), local_engines, start_ranks, evaluator)
 
 
-def _ray(resolved: Resolved) -> Backend:
-    import ray  # connected by `resolve`
+def _ray(placed: Placed) -> Backend:
+    import ray  # connected by `place_processes`
 
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.ranks import RayRanks
@@ -76,20 +76,20 @@ def _ray(resolved: Resolved) -> Backend:
         return remote
 
     coordinator = partial(launch, CoordinatorActor, "the coordinator (Ray actor)", WorkerDied, {"num_cpus": 0})
-    gpus = resolved.devices.get(EVALUATOR, Place()).resources
+    gpus = placed.devices.get(EVALUATOR, Place()).resources
     evaluator = partial(launch, EvaluationActor, "the evaluation process (Ray actor)", EvaluatorDied, gpus)
 
     def start_ranks(spec: LearnerSpec, channels: Sequence[WeightChannel]) -> Group:
-        return RayRanks(ray, spec, channels, resolved.devices["trainer", 0].resources)
+        return RayRanks(ray, spec, channels, placed.devices["trainer", 0].resources)
 
-    count = resolved.config.placement.scorers
+    count = placed.config.placement.scorers
     if not count:
         return Backend(coordinator, actor_engines, start_ranks, evaluator)
     from scalerl.cluster.scorers import actor_scorers
 
-    scorers = partial(actor_scorers, ray, count, resolved.devices["scorer", 0].resources)
+    scorers = partial(actor_scorers, ray, count, placed.devices["scorer", 0].resources)
     return Backend(coordinator, actor_engines, start_ranks, evaluator, scorers)
 
 
-BACKENDS: dict[str, Callable[[Resolved], Backend]] = {"local": _local, "ray": _ray}
+BACKENDS: dict[str, Callable[[Placed], Backend]] = {"local": _local, "ray": _ray}
 """Backends by `placement.backend`."""

@@ -105,7 +105,7 @@ def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[]
         if lacked:
             text = (
                 f"the trainer ran out of memory: {memory_report(peak_bytes())} ({text.splitlines()[0][:200]}). To need "
-                f"less, {trainer_cure(run.config)}"
+                f"less, {trainer_cure(run.config.learner, run.config.hardware)}"
             )
         if full and cause is not None:
             text = disk_problem(run, cause)

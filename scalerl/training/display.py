@@ -151,7 +151,7 @@ class RunDisplay:
 
 def _cells(view: RunView, config: RunConfig) -> list[tuple[str, str, str, str]]:
     """Return two labels and values per line, short enough for a terminal of 80 columns."""
-    row, steps, busy = view.rows[-1], view.steps, occupancy(list(view.rows), config)
+    row, steps, busy = view.rows[-1], view.steps, occupancy(list(view.rows), config.recipe.off_policy.max_lag)
     done = int(12 * row["step"] / steps)
     bar = "━" * done + "─" * (12 - done)
     return [

@@ -67,7 +67,7 @@ class Evaluation:
     ) -> None:
         """Load model and tokenizer, and start the verifiers; arguments as for `evaluation_process`."""
         self._held_out, self._channel, self._generator = held_out, channel, generator
-        if generator.hardware.device == "cpu":
+        if generator.device == "cpu":
             os.nice(NICENESS)
         self._notes: list[str] = []
         engine, self._policy = engine_of(EngineSpec(generator, channel, 0, evaluating=True), self._notes.append)
@@ -86,7 +86,7 @@ class Evaluation:
         self._engine.swap(step)
         while self._engine.version != step:
             self._engine.poll(POLL_S)
-        visits, samples, seed = self._held_out.visits, self._held_out.samples, self._generator.generation.seed
+        visits, samples, seed = self._held_out.visits, self._held_out.samples, self._generator.decoding.seed
         source = partial(sample, [self._engine], visits, samples, seed, self._scoring)
         tally = Points(self._held_out, self._text)
         _, difference = evaluate(source, tally, partial(self._replay, step))
@@ -105,4 +105,4 @@ class Evaluation:
         policy.load_weights(step, self._channel.receive(step))  # whatever the engine did with them
         if policy.sizes.experts:
             routing_of(policy).use(None)
-        return check_current(policy, step, rollouts, temperature=self._generator.recipe.temperature)
+        return check_current(policy, step, rollouts, temperature=self._generator.decoding.sampling.temperature)

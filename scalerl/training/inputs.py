@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from scalerl.config.run import RunConfig
-from scalerl.config.trust import code_of
+from scalerl.config.trust import Code
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.exact import exact_bytes
 from scalerl.core.manifest import digest
@@ -208,9 +207,9 @@ def check_model(before: Mapping[str, Any], now: Mapping[str, Any], path: str, ru
         raise ConfigError(f"model.path: {path}: {what}. {_advice('the model', run)}")
 
 
-def code_inputs(config: RunConfig) -> dict[str, str]:
-    """Return digests of the code that a configuration runs, by field and name; "" if it has no file."""
-    return {f"{code.field} = {code.name}": code.digest for code in code_of(config)}
+def code_inputs(codes: Iterable[Code]) -> dict[str, str]:
+    """Return digests of the code that a run uses, by field and name; "" if it has no file."""
+    return {f"{code.field} = {code.name}": code.digest for code in codes}
 
 
 def code_notes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from scalerl.cluster.doctor import host_notes
-from scalerl.cluster.layout import check, lay_out
 from scalerl.cluster.memory import check_disk
-from scalerl.cluster.plan import run_lines
-from scalerl.cluster.sizing import cure, room_note, sized, this_machine
+from scalerl.cluster.sizing import cure, memory_here
 from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.base import replace
+from scalerl.config.base import chosen
 from scalerl.config.overrides import plain_values
+from scalerl.config.run import Checkpointing
+from scalerl.config.trust import code_of
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import EVENTS, METRICS
 from scalerl.core.serialization import from_plain
@@ -32,27 +31,23 @@ from scalerl.loggers.follow import Followers
 from scalerl.models.build import PolicySpec, sent_weights
 from scalerl.models.loading import end_tokens, load_tokenizer
 from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
-from scalerl.models.sizes import ModelSizes, SizedModel
+from scalerl.models.sizes import SizedModel
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.choices import (
-    Pool,
     channel_name,
-    derived_sizes,
-    eager,
-    learner_settings,
     loop_device,
     policy_spec,
+    schedule_name,
     trains_in_loop,
 )
-from scalerl.placement.devices import GB, USABLE, counted
+from scalerl.placement.devices import counted
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
-from scalerl.rollouts.build import has_agents
 from scalerl.rollouts.channels import CHANNELS, evaluation_channel
-from scalerl.rollouts.interrupt import LengthRule, length_rule
+from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.turns import check_replies, with_replies
+from scalerl.rollouts.turns import check_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, containment_notes, reference_notes, repetition_notes, sandbox_notes
 from scalerl.tasks.scoring import ScoringService
@@ -64,17 +59,18 @@ from scalerl.training.inputs import check_model, check_prompts, code_inputs, cod
 from scalerl.training.progress import Compute, Progress, Stopwatch
 from scalerl.training.records import Records
 from scalerl.training.resolve import (
-    Resolved,
+    Inputs,
+    Placed,
     arithmetic_notes,
     dated,
     length_notes,
     pinned,
+    place_processes,
     resolve,
-    with_length_of_model,
 )
 from scalerl.training.run import Run, draw_first
 from scalerl.training.run_dir import RunDirectory, recorded
-from scalerl.training.run_info import run_info
+from scalerl.training.run_info import default_axis, run_info
 from scalerl.training.run_model import (
     check_length,
     check_sampled,
@@ -93,12 +89,12 @@ def start(config: RunConfig, path: Path, display: RunDisplay, stop_requested: Ca
     Raises:
         ConfigError: A check failed. Nothing remains in the run directory.
     """
-    resolved = resolve(config)
-    resolved = dataclasses.replace(resolved, config=pinned(resolved.config, display.note))
-    makers = makers_of(resolved.config.loggers)
-    directory = RunDirectory.create(path, resolved.config)
+    placed = place_processes(config)
+    placed = dataclasses.replace(placed, config=pinned(placed.config, display.note))
+    makers = makers_of(placed.config.loggers)
+    directory = RunDirectory.create(path, placed.config)
     with directory.discarded_on_error(), ExitStack() as opened:
-        run = _assemble(directory, resolved, None, display, stop_requested)
+        run = _assemble(directory, placed, None, display, stop_requested)
         opened.callback(run.close)
         _begin(run, makers)
         opened.pop_all()
@@ -129,15 +125,14 @@ def resume(
     """
     directory = RunDirectory.resume(path)
     with directory.discarded_on_error():  # closes it; a run that existed before keeps its files
-        config, store = directory.config, store_of(directory.config, path)
+        config, store = directory.config, store_of(directory.config.checkpoint, path)
         if from_step is None:
             saved = sound_checkpoint(directory, store, display.note)
         else:
             saved = checkpoint_of(directory, store, from_step)
-        resolved = resolve(continued(path, config, options, steps, saved))
-        makers = makers_of(resolved.config.loggers)
-        directory.config = resolved.config
-        run = _assemble(directory, resolved, saved, display, stop_requested)
+        placed = place_processes(continued(path, config, options, steps, saved))
+        makers = makers_of(placed.config.loggers)
+        run = _assemble(directory, placed, saved, display, stop_requested)
         if directory.config != config:
             directory.save_config(directory.config)
         if saved is None:
@@ -153,135 +148,118 @@ def resume(
 
 def _assemble(
     directory: RunDirectory,
-    resolved: Resolved,
+    placed: Placed,
     saved: Saved | None,
     display: RunDisplay,
     stop_requested: Callable[[], bool],
 ) -> Run:
     """Check the inputs of a run, then make its objects; the generator is not started yet."""
-    config, path = directory.config, directory.path
-    state = saved.trainer if saved else {}
+    path, state = directory.path, saved.trainer if saved else {}
     display.belongs_to(path)
-    torch.set_num_threads(config.hardware.trainer_threads)
-    check_functions(config.recipe)
-    backend = BACKENDS[config.placement.backend](resolved)
-    model_path = model_path_of(config, path, display.note)
-    model = policy_spec(config, model_path)
-    tokenizer = load_tokenizer(model.path, model.revision)
-    if saved is None:
-        config = directory.config = dated(config, tokenizer, display.note)
-    named = isinstance(config.model, HuggingFaceModel)
-    stop = end_tokens(model.path, model.revision, tokenizer) if named else ()
-    prompts = load_prompts(config, tokenizer, stop)
-    inputs: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
-    if saved is None:
-        config = directory.config = with_length_of_model(config, tokenizer, prompts.all_prompts, display.note)
+    torch.set_num_threads(chosen(placed.config.hardware.trainer_threads))
+    check_functions(placed.config.recipe)
+    backend = BACKENDS[placed.config.placement.backend](placed)
+
+    inputs, model, loaded = _read(placed.config, path, saved is not None, display.note)
+    assert inputs.prompts is not None  # only a plan has none
+    prompts, tokenizer = inputs.prompts, inputs.tokenizer
+    digests: dict[str, Any] = {"prompts": prompt_inputs(prompts)}
     if state:
-        check_prompts(state["inputs"]["prompts"], inputs["prompts"], prompts, path)
-    rule = length_rule(config.recipe.length, partial(tokenizer.encode, add_special_tokens=False))
-    longest, environments = with_replies(prompts.all_prompts, rule.capacity)
-    sizes = known_sizes(config)
-    # sizes that config.json does not tell are counted in the loaded model
-    loaded = model.load(loop_device(config)) if sizes is None else None
-    sizes = loaded.sizes if loaded is not None else cast(ModelSizes, sizes)
+        check_prompts(state["inputs"]["prompts"], digests["prompts"], prompts, path)
     written = sum(file.stat().st_size for file in path.glob("checkpoints/**/*") if file.is_file())
-    check_disk(config, sizes, path, written)
-    if agents := has_agents(prompts.all_prompts):
-        directory.config = eager(directory.config)
-    config, about = _with_sizes(directory, sizes, longest + rule.capacity, prompts)
-    policy = model.load(loop_device(config)) if loaded is None else loaded
-    check_vocabulary(tokenizer, policy, model_path)
-    text = TokenText(tokenizer, stop_tokens(policy, tokenizer))
+    check_disk(inputs.config, inputs.model.sizes, path, written)
+
+    resolved = resolve(inputs)
+    assert resolved.rule is not None
+    config, rule = resolved.config, resolved.rule
+    if saved is None:
+        directory.save_config(config)
+    directory.config = config
+
+    policy = loaded if loaded is not None else model.load(loop_device(config))
+    check_vocabulary(tokenizer, policy, model.path)
+    stop = stop_tokens(policy, tokenizer)
+    digests |= {"model": model_inputs(model, policy, tokenizer, prompts, reference=config.recipe.kl_coefficient > 0)}
+    digests |= {"code": code_inputs(code_of(config))}
+    if state:
+        check_model(state["inputs"]["model"], digests["model"], model.path, path)
+    check_length(policy, rule, resolved.longest_prompt)
+    check_sampled(config.placement, config.recipe, schedule_name(config), loop_device(config), model, policy)
+
+    text = TokenText(tokenizer, stop)
     scoring = ScoringService(backend.scorers(config.data, config.scoring), text.judged)
     check_replies(prompts.all_prompts, tokenizer, config.scoring)
-    inputs["model"] = model_inputs(model, policy, tokenizer, prompts, reference=config.recipe.kl_coefficient > 0)
-    inputs["code"] = code_inputs(config)
-    if state:
-        check_model(state["inputs"]["model"], inputs["model"], model_path, path)
-    check_length(policy, rule, longest)
-    check_sampled(config, model, policy)
-    repeated = check_rewards(config.data, config.scoring, prompts.training, repetitions=not state)
-    changed = code_notes(state["inputs"].get("code", {}), inputs["code"]) if state else []
-    notes = [*resolved.notes, *_notes(config, prompts, rule, state), *repeated, *changed]
+    notes = [*placed.notes, *_notes(config, prompts, rule, state)]
+    notes += code_notes(state["inputs"].get("code", {}), digests["code"]) if state else []
+
     load_saved = partial(load_state, saved.path, "generator", _in_flight(saved.path, prompts)) if saved else None
-    parts = {"make_engines": backend.make_engines, "devices": resolved.devices, "load_state": load_saved}
-    parts |= {"environments": environments, "agents": agents}
-    spec = generator_spec(config, model, policy, longest, rule, stop_tokens(policy, tokenizer), path, **parts)
+    parts = {"make_engines": backend.make_engines, "devices": placed.devices, "load_state": load_saved}
+    parts |= {"environments": resolved.environments, "agents": resolved.agents}
+    spec = generator_spec(config, model, policy, resolved.longest_prompt, rule, stop, path, **parts)
     policy = model.adapted(policy)
     display.configured(config)
-    training, kept = (Counter(prompt.task for prompt in part) for part in (prompts.training, prompts.held_out))
-    for note in [*derived_sizes(config, Pool(training, kept)), *about, *notes]:
+    for note in [*resolved.lines, *notes]:
         display.note(note)
 
-    progress = overrule(from_plain(Progress, state["progress"]), display) if state else Progress()
+    less = cure(chosen(config.rollouts.slots), config.placement.engines)
     layout = WeightLayout.of(sent_weights(policy, model.sent))
-    held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
     channels, evaluator = [CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)], None
+    held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
     if config.evaluation.overlap:
         channels.append(evaluation_channel(channel_name(config), layout, path, config.lora))
         process = evaluation_process(spec, config.data, channels[1], held_out)
-        evaluator = Evaluator(partial(backend.launch_evaluator, process), channels[1], display.note, cure(config))
-    learner = _learner(config, model, policy, channels, backend, path)
-    pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, cure(config))
-    curriculum = make_curriculum(config.data, prompts.training, config.seed, config.recipe.retire_pass_rate)
-    devices = counted(resolved.devices)
-    compute = Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline)
+        evaluator = Evaluator(partial(backend.launch_evaluator, process), channels[1], display.note, less)
+    ranks = config.placement.trainer_ranks
+    settings = LearnerSpec(model, config.recipe, config.learner, config.hardware, config.placement, ranks=ranks)
+    learner = _learner(settings, policy if trains_in_loop(config) else None, channels, backend, path)
+    pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, less)
+
+    devices = counted(placed.devices)
+    judge = RunWarnings(config.recipe, chosen(config.rollouts.slots), config.main_tasks, default_axis(config))
     return Run(
         config=config,
         sizes=policy.sizes,
         text=text,
         held_out=held_out,
-        curriculum=curriculum,
+        curriculum=make_curriculum(config.data, prompts.training, config.seed, config.recipe.retire_pass_rate),
         scoring=scoring,
         pipeline=pipeline,
         learner=learner,
-        progress=progress,
-        compute=compute,
-        records=Records(directory, display, RunWarnings(config)),
-        store=store_of(config, path),
-        inputs=inputs,
+        progress=overrule(from_plain(Progress, state["progress"]), display) if state else Progress(),
+        compute=Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline),
+        records=Records(directory, display, judge),
+        store=store_of(config.checkpoint, path),
+        inputs=digests,
         stop_requested=stop_requested,
         evaluator=evaluator,
     )
 
 
-def store_of(config: RunConfig, path: Path) -> CheckpointStore:
-    """Return the checkpoints of a run, kept as its configuration says."""
-    return CheckpointStore(path / "checkpoints", config.checkpoint.keep, config.checkpoint.keep_every)
+def store_of(settings: Checkpointing, path: Path) -> CheckpointStore:
+    """Return the checkpoints of a run, kept as its settings say."""
+    return CheckpointStore(path / "checkpoints", settings.keep, settings.keep_every)
 
 
-def _with_sizes(
-    directory: RunDirectory, sizes: ModelSizes, row_tokens: int, prompts: PromptSplit
-) -> tuple[RunConfig, list[str]]:
-    """Choose the sizes that a new run leaves open, and save them; return them with lines on memory and duration.
+def _read(
+    config: RunConfig, run: Path, begun: bool, note: Callable[[str], None]
+) -> tuple[Inputs, PolicySpec, Policy | None]:
+    """Read the model's directory and the prompts; return them, and the model if only that tells its sizes.
 
-    Args:
-        directory: The run directory.
-        sizes: The model.
-        row_tokens: Most tokens of a prompt and its completion.
-        prompts: Prompts of the run.
-
-    Raises:
-        ConfigError: A new run does not fit in memory.
+    The lab's model is warm-started first.
     """
-    config, about = directory.config, list[str]()
-    machine = this_machine(config)
-    if directory.is_new or not config.rollouts.slots:
-        given, config = config.rollouts.slots, sized(config, sizes, row_tokens, machine)
-        if machine.gpu is not None and not machine.elsewhere and config.placement.engine == "torch":
-            # sizes that a user has set may take all of a GPU
-            usable = machine.gpu.total / GB / (USABLE if given else 1.0)
-            planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
-            check(planned, lay_out(planned, SizedModel(sizes, "the model")))
-        directory.save_config(config)
-    elif note := room_note(config, sizes, row_tokens, machine):
-        about.append(note)
-    if config.placement.backend == "local":
-        mean = sum(len(prompt.tokens) for prompt in prompts.all_prompts) / len(prompts.all_prompts)
-        samples = {task.curve: config.evaluation.samples_of(task) for task in config.data}
-        evaluated = sum(samples[prompt.task] for prompt in prompts.held_out)
-        about += run_lines(config, sizes, row_tokens, machine, mean, evaluated)
-    return config, about
+    threads = chosen(config.hardware.trainer_threads) + chosen(config.hardware.generator_threads)
+    model = policy_spec(config, model_path_of(config.model, config.data, threads, run, note))
+    tokenizer = load_tokenizer(model.path, model.revision)
+    if not begun:
+        config = dated(config, tokenizer, note)
+    named = isinstance(config.model, HuggingFaceModel)
+    prompts = load_prompts(config, tokenizer, end_tokens(model.path, model.revision, tokenizer) if named else ())
+    sizes, loaded = known_sizes(config.model), None
+    if sizes is None:
+        loaded = model.load(loop_device(config))
+        sizes = loaded.sizes
+    machine = memory_here(config.hardware, config.placement)
+    return Inputs(config, SizedModel(sizes, model.path), machine, tokenizer, prompts, begun), model, loaded
 
 
 def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], Prompt]:
@@ -291,31 +269,29 @@ def _in_flight(checkpoint: Path, prompts: PromptSplit) -> dict[tuple[str, str], 
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, state: Mapping[str, Any]) -> list[str]:
-    """Return the notes that are printed before a run; a new run has no state. Raises as `reference_notes`."""
+    """Return the notes of checks that are printed before a run; a new run has no state. Raises as the checks."""
     tasks, scoring, all_prompts = config.data, config.scoring, prompts.all_prompts
+    repeated = check_rewards(tasks, scoring, prompts.training, repetitions=not state)
     notes = [*prompts.notes, *length_notes(rule), *sandbox_notes(tasks, scoring.sandbox, all_prompts)]
     notes += containment_notes(all_prompts)
     if not state:  # a resumed run has passed this check when it started
         notes += [*reference_notes(tasks, scoring, all_prompts), *repetition_notes(tasks, scoring, all_prompts)]
     arithmetic = arithmetic_notes(config.hardware, state.get("arithmetic", ""))
-    return [*notes, *host_notes(config), *arithmetic]
+    return [*notes, *host_notes(config), *arithmetic, *repeated]
 
 
 def _learner(
-    config: RunConfig, model: PolicySpec, policy: Policy, channels: Sequence[WeightChannel], backend: Backend, run: Path
+    spec: LearnerSpec, policy: Policy | None, channels: Sequence[WeightChannel], backend: Backend, run: Path
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which load their own."""
-    placement = config.placement
-    settings, ranks = learner_settings(config), placement.trainer_ranks
-    spec = LearnerSpec(model, config.recipe, settings, config.hardware, placement, ranks=ranks)
-    if trains_in_loop(config):
+    if policy is not None:
         return single_learner(spec, policy)
     try:
         return LearnerGroup(
             backend.start_ranks(spec, channels),
             channels,
-            step_timeout_s=placement.step_timeout_s,
-            transfer_timeout_s=placement.transfer_timeout_s,
+            step_timeout_s=spec.placement.step_timeout_s,
+            transfer_timeout_s=spec.placement.transfer_timeout_s,
         )
     except LearnerDied as error:
         raise LearnerDied(recorded(error, run)) from None
@@ -345,7 +321,7 @@ def _continue(run: Run, saved: Saved, makers: Mapping[str, Callable[[], Logger]]
         display.note(note)
     run.records.points = directory.points()
     rows, events = (read_rows(directory.path / name) for name in (METRICS, EVENTS))
-    run.records.warnings = RunWarnings(run.config, rows[-KEPT_ROWS:], events)
+    run.records.warnings.go_on(rows[-KEPT_ROWS:], events)
     run.records.explain(step, run.learner.notes(), events)
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == step:

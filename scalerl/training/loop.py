@@ -11,7 +11,8 @@ import time
 
 from torch import Tensor
 
-from scalerl.config.recipe import LengthPenalty, OffPolicy, Recipe
+from scalerl.config.length import LengthPenalty
+from scalerl.config.recipe import OffPolicy, Recipe
 from scalerl.core.errors import ConfigError
 from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights

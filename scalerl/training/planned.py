@@ -12,13 +12,12 @@ from scalerl.cluster.layout import prompt_tokens
 from scalerl.cluster.memory import BF16, FP32
 from scalerl.cluster.plan import expected_run, in_units, run_inputs
 from scalerl.cluster.speed import CALLS_S, CPU_BYTES_PER_S, CPU_SHARE, Assumptions, Gpu
-from scalerl.config.base import replace
 from scalerl.config.data import GeneratedTask, PromptFile, is_suite
 from scalerl.config.overrides import fields_given, preset_of, read_config
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes, sizes_of
-from scalerl.placement.choices import Pool
+from scalerl.placement.choices import Pool, evaluated_sequences
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.layouts import read_rows
 
@@ -134,24 +133,6 @@ def laptop_seconds(config: RunConfig, sizes: ModelSizes, pool: Pool, prompt: flo
 
 MOST_READ = 20_000_000
 """Bytes of prompt files up to which a dry run reads them."""
-
-
-def resolved_here(config: RunConfig) -> RunConfig:
-    """Return a configuration with the device of this machine, unless it is planned for other machines."""
-    from scalerl.training.resolve import resolve_hardware
-
-    if config.placement.backend != "local" or config.hardware.device == "cuda":
-        return config
-    return replace(config, hardware=resolve_hardware(config.hardware))
-
-
-def evaluated_sequences(config: RunConfig, pool: Pool) -> int:
-    """Return the sequences of an evaluation of a planned run."""
-    evaluation = config.evaluation
-    return sum(
-        pool.held_out.get(task.curve, evaluation.held_out_of(task)) * evaluation.samples_of(task)
-        for task in config.data
-    )
 
 
 def pool_of(config: RunConfig, split: PromptSplit | None = None) -> Pool:

@@ -1,4 +1,4 @@
-"""What a configuration means on the machines of a run: device, channel, GPUs of each process, revisions, notes."""
+"""What a run is, decided once: device, channel and GPUs of its processes; then its sizes, from model and prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from scalerl.cluster.connect import check_resources, connect, hosts_of, shared_memory
-from scalerl.cluster.layout import lay_out
+from scalerl.cluster.layout import check, lay_out
+from scalerl.cluster.plan import run_lines
+from scalerl.cluster.sizing import Machine, longest_row, memory_here, room_note, sized
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData, TextTask
@@ -25,9 +27,20 @@ from scalerl.config.placement import Hardware
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.limits import HUB_REQUEST_S
 from scalerl.core.machine import sees_gpu
+from scalerl.models.loading import end_tokens, load_tokenizer
+from scalerl.models.sizes import SizedModel, sizes_of
 from scalerl.models.template import prints_date, render
-from scalerl.placement.choices import channel_choice, channel_name
+from scalerl.placement.choices import (
+    Pool,
+    channel_choice,
+    channel_name,
+    derived_sizes,
+    evaluated_sequences,
+    source_line,
+)
 from scalerl.placement.devices import (
+    GB,
+    USABLE,
     Table,
     check_shared_memory,
     devices,
@@ -36,33 +49,160 @@ from scalerl.placement.devices import (
     shares_gpus,
     this_machine,
 )
+from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.files import on_hub
-from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.build import has_agents
+from scalerl.rollouts.interrupt import LengthRule, length_rule
+from scalerl.rollouts.turns import with_replies
+from scalerl.training.planned import is_readable, mean_prompt, pool_of
 from scalerl.types import Prompt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """What a configuration means on the machines of a run, decided once, before its processes start.
+class Placed:
+    """Where the processes of a run are, decided before its model and prompts are read.
 
-    Example (one GPU): Resolved(config=RunConfig(...), devices={("trainer", 0): Place("this machine", ("0",)), ...},
-                                notes=("weights reach the vLLM servers through files: ...",))
+    Example (one GPU): Placed(config=RunConfig(...), devices={("trainer", 0): Place("this machine", ("0",)), ...},
+                              notes=("weights reach the vLLM servers through files: ...",))
     """
 
     config: RunConfig
-    """Without `auto` for device, types, threads and the channel of servers; sizes follow with the prompts."""
+    """Without "auto" for device, types, threads and the channel."""
     devices: Table
     """Devices of all processes."""
     notes: tuple[str, ...] = ()
     """Reasons of choices that a user would ask about."""
 
 
-def resolve(config: RunConfig) -> Resolved:
-    """Decide what runs where, so that the saved configuration repeats the run elsewhere.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the sizes of a run are decided from. A plan assumes what it does not read.
 
-    Sizes follow when the prompts are known (`sized` of cluster/sizing.py).
+    Example (the lab): Inputs(config=RunConfig(...), model=SizedModel(...), machine=Machine(...),
+                              tokenizer=Tokenizer(...), prompts=PromptSplit(...))
+    """
+
+    config: RunConfig
+    """With the device; of a run that has begun, with its sizes."""
+    model: SizedModel
+    machine: Machine
+    tokenizer: Any = None
+    """None: a plan, which assumes the longest prompt."""
+    prompts: PromptSplit | None = None
+    """None: the same."""
+    begun: bool = False
+    """Whether the run has begun; it keeps its sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A run with all that is decided before its processes start. Nothing below asks "auto" again.
+
+    Example (the lab): Resolved(config=RunConfig(...), rule=LengthRule(...), longest_prompt=14, environments=False,
+                                agents=False, pool=Pool(...), sources="chosen: 256 slots, ...", notes=(...))
+    """
+
+    config: RunConfig
+    """The configuration that is saved: `scalerl train` with it repeats the run."""
+    rule: LengthRule | None
+    """Limits of a completion; None without a tokenizer."""
+    longest_prompt: int
+    """Longest prompt, tokens; with environments, of a last turn; 0: assumed."""
+    environments: bool
+    """Whether environments reply to completions."""
+    agents: bool
+    """Whether programs make rollouts."""
+    pool: Pool
+    """Prompts by task."""
+    sources: str
+    """The sizes with where they are from: measured, given, saved, chosen or assumed."""
+    notes: tuple[str, ...]
+    """Reasons of choices, memory, disk and duration."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The decisions as text."""
+        return [*derived_sizes(self.config, self.pool), *self.notes, self.sources]
+
+
+def resolve(inputs: Inputs) -> Resolved:
+    """Decide the sizes of a run, and what its model and prompts decide.
+
+    Raises:
+        ConfigError: The run does not fit in memory.
+    """
+    given, machine, notes = inputs.config, inputs.machine, list[str]()
+    config, prompts = given, inputs.prompts.all_prompts if inputs.prompts else ()
+    pool = pool_of(config, inputs.prompts)
+    if prompts and not inputs.begun:
+        config = with_length_of_model(config, inputs.tokenizer, prompts, notes.append)
+    if agents := has_agents(prompts):
+        config = replace(config, rollouts=replace(config.rollouts, schedule="eager"))
+    rule, environments, longest, row_tokens = None, False, 0, longest_row(config)
+    if inputs.tokenizer is not None:
+        rule = length_rule(config.recipe.length, partial(inputs.tokenizer.encode, add_special_tokens=False))
+        longest, environments = with_replies(prompts, rule.capacity)
+        row_tokens = longest + rule.capacity
+    saved = inputs.begun and config.rollouts.slots != "auto"
+    if not saved:
+        config = sized(config, inputs.model.sizes, row_tokens, machine)
+        check_gpus(config, inputs.model, machine, given.rollouts.slots != "auto")
+    elif note := room_note(config, inputs.model.sizes, row_tokens, machine):
+        notes.append(note)
+    if config.placement.backend == "local":
+        mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(config)
+        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated_sequences(config, pool))
+    sources = source_line(given, config, saved, longest)
+    return Resolved(config, rule, longest, environments, agents, pool, sources, tuple(notes))
+
+
+def planned_inputs(config: RunConfig) -> Inputs:
+    """Return what a plan knows of a run: prompts and tokenizer if they are files here and not large.
+
+    Raises:
+        ConfigError: As `load_prompts`: the run would not start either.
+    """
+    config = resolved_here(config)
+    sizes, machine = sizes_of(config.model), memory_here(config.hardware, config.placement)
+    path, files = getattr(config.model, "path", ""), [getattr(task, "path", "") for task in config.data]
+    from_files = all(isinstance(task, PromptFile) for task in config.data) and all(map(is_readable, files))
+    if not from_files or not (Path(path) / "tokenizer.json").is_file():
+        return Inputs(config, sizes, machine)
+    tokenizer = load_tokenizer(path, "main")
+    prompts = load_prompts(config, tokenizer, end_tokens(path, "main", tokenizer))
+    return Inputs(config, sizes, machine, tokenizer, prompts)
+
+
+def resolved_here(config: RunConfig) -> RunConfig:
+    """Return a configuration with the device of this machine, unless it is planned for other machines."""
+    if config.placement.backend != "local" or config.hardware.device == "cuda":
+        return config
+    return replace(config, hardware=resolve_hardware(config.hardware))
+
+
+def check_gpus(config: RunConfig, model: SizedModel, machine: Machine, given: bool) -> None:
+    """Check that torch engines and the trainer fit on the GPUs that are here.
+
+    Args:
+        config: Configuration with its sizes.
+        model: The model.
+        machine: Memory of the GPUs.
+        given: Whether a user has set the sizes, which may take all of a GPU.
+
+    Raises:
+        ConfigError: They do not fit.
+    """
+    if machine.gpu is None or machine.elsewhere or config.placement.engine != "torch":
+        return
+    usable = machine.gpu.total / GB / (USABLE if given else 1.0)
+    planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
+    check(planned, lay_out(planned, model))
+
+
+def place_processes(config: RunConfig) -> Placed:
+    """Decide where the processes of a run are, and how weights reach the engines.
 
     Raises:
         ConfigError: The hardware or the weight channel is not possible here, the cluster does not answer, or there are
@@ -97,7 +237,7 @@ def resolve(config: RunConfig) -> Resolved:
     if ray:
         check_resources(ray, needs(table), "placement: trainer ranks and generators together")
     check_shared_memory(table, partial(shared_memory, ray) if ray else None)
-    return Resolved(config, table, tuple(notes))
+    return Placed(config, table, tuple(notes))
 
 
 def resolve_hardware(hardware: Hardware, has_gpu: bool | None = None, where: str = "") -> Hardware:
@@ -120,13 +260,9 @@ def resolve_hardware(hardware: Hardware, has_gpu: bool | None = None, where: str
         device = "cuda" if usable else "cpu"
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
     half = max(1, (os.cpu_count() or 2) // 2)
-    return replace(
-        hardware,
-        device=device,
-        dtype=dtype,
-        generator_threads=hardware.generator_threads or half,
-        trainer_threads=hardware.trainer_threads or half,
-    )
+    names = ("generator_threads", "trainer_threads")
+    threads = {name: half for name in names if getattr(hardware, name) == "auto"}
+    return replace(hardware, device=device, dtype=dtype, **threads)
 
 
 def _unable(config: RunConfig) -> str:

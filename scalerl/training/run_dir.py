@@ -75,11 +75,6 @@ class RunDirectory:
             self.close()
             raise
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the run was made by this process."""
-        return self._new_directories is not None
-
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
         """Start a new run.

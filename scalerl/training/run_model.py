@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.recipe import Custom
+from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
+from scalerl.config.base import chosen
+from scalerl.config.data import TaskData
+from scalerl.config.placement import Placement
+from scalerl.config.recipe import Custom, Recipe
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.status import Heartbeat
 from scalerl.learner.checkpoint import save_state
@@ -21,35 +24,45 @@ from scalerl.models.policy import Policy
 from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.sizes import ModelSizes, of_config, sizes_of
-from scalerl.placement.choices import generation_of, loop_device, schedule_name
-from scalerl.rollouts.build import GeneratorSpec
+from scalerl.placement.choices import generation_of
+from scalerl.rollouts.build import Decoding, GeneratorSpec
+from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.testing import check_engine_plugin
 from scalerl.training.warm_start import fault, warm_start, warm_start_directory
 
 
-def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> str:
+def model_path_of(
+    model: TinyModel | HuggingFaceModel,
+    data: Sequence[TaskData],
+    threads: int,
+    run: Path,
+    note: Callable[[str], None],
+) -> str:
     """Return the path of the run's model; the lab's tiny model is warm-started first, which takes minutes.
 
     Args:
-        config: Configuration of the run.
+        model: The model.
+        data: Tasks of the run, which the tiny model is taught.
+        threads: CPU threads of a warm start.
         run: The run directory, whose status has the progress of the warm start.
         note: Function that gets lines for the user.
 
     Raises:
         ConfigError: Files are missing or damaged, or the warm start did not learn its task.
     """
-    if isinstance(config.model, HuggingFaceModel):
-        check_model_files(config.model.path)
-        return config.model.path
-    directory = warm_start_directory(config.model, config.data)
+    if isinstance(model, HuggingFaceModel):
+        check_model_files(model.path)
+        return model.path
+    directory = warm_start_directory(model, data)
     if not (problem := fault(directory)):
         return str(directory)
     if directory.exists():
         note(f"warm start: {directory} is damaged, so it is trained again: {problem}")
     note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
-    steps = config.model.warm_start.steps
+    steps = model.warm_start.steps
     with Heartbeat(run, phase="warm start") as beating:
 
         def report(row: dict[str, float]) -> None:
@@ -57,23 +70,24 @@ def model_path_of(config: RunConfig, run: Path, note: Callable[[str], None]) -> 
             if "step" in row:
                 beating.phase("warm start", f"update {row['step']:.0f} of {steps} on worked examples")
 
-        torch.set_num_threads(config.hardware.trainer_threads + config.hardware.generator_threads)
-        warm_start(config.model, config.data, directory, report)
-        torch.set_num_threads(config.hardware.trainer_threads)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        warm_start(model, data, directory, report)
+        torch.set_num_threads(before)
     return str(directory)
 
 
-def known_sizes(config: RunConfig) -> ModelSizes | None:
-    """Return the sizes of a run's model before it is loaded; None if its config.json does not tell them.
+def known_sizes(model: TinyModel | HuggingFaceModel) -> ModelSizes | None:
+    """Return the sizes of a model before it is loaded; None if its config.json does not tell them.
 
     Only the configuration of a model on the hub is downloaded.
     """
     try:
-        return sizes_of(config.model).sizes
+        return sizes_of(model).sizes
     except ConfigError:  # a problem of its files is one of loading it, which comes next
-        if not isinstance(config.model, HuggingFaceModel) or Path(config.model.path).exists():
+        if not isinstance(model, HuggingFaceModel) or Path(model.path).exists():
             return None
-    name, revision = config.model.path, config.model.revision
+    name, revision = model.path, model.revision
     # errors of the hub, and of code that the configuration names, are those of loading the model, which comes next
     found = outcome(lambda: of_config(load_config(name, revision)[0].to_dict().get))
     return None if found.exception() is not None else found.result()
@@ -101,18 +115,26 @@ def generator_spec(
         run: Directory for logs.
         parts: Other fields.
     """
+    recipe, generation = config.recipe, generation_of(config)
     return GeneratorSpec(
         policy=model,
         vocabulary=policy.vocab_size,
         sizes=policy.sizes,
-        recipe=config.recipe,
+        device=config.hardware.device,
+        threads=chosen(config.hardware.generator_threads),
         placement=config.placement,
-        hardware=config.hardware,
         scoring=config.scoring,
-        generation=generation_of(config),
-        longest_prompt=longest_prompt,
-        rule=rule,
-        stop=stop,
+        decoding=Decoding(
+            slots=generation.slots,
+            evaluated=generation.evaluated_sequences,
+            seed=generation.seed,
+            longest_prompt=longest_prompt,
+            rule=rule,
+            sampling=Sampling(recipe.temperature, recipe.top_p, stop),
+            experts=recipe.routing_replay == "on",
+        ),
+        schedule=schedule_of(recipe, generation),
+        group_size=recipe.generations_per_prompt,
         save=save_state,
         run=run,
         **parts,
@@ -134,16 +156,27 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
         )
 
 
-def check_sampled(config: RunConfig, spec: PolicySpec, policy: Policy) -> None:
-    """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run."""
-    engine, replay = config.placement.engine, config.recipe.routing_replay == "on"
+def check_sampled(
+    placement: Placement, recipe: Recipe, schedule: str, device: str, spec: PolicySpec, policy: Policy
+) -> None:
+    """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run.
+
+    Args:
+        placement: Engine and servers.
+        recipe: Whether experts are replayed.
+        schedule: Name of the schedule; the deterministic one needs an engine that decodes a step at each poll.
+        device: Device on which a custom engine may load the model.
+        spec: The model, as each engine loads it.
+        policy: The same, loaded.
+    """
+    engine, replay = placement.engine, recipe.routing_replay == "on"
     if replay and not can_record(policy):
         kind = "whose routers do not return the chosen experts" if policy.sizes.experts else "which has no experts"
         raise ConfigError(
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
         )
-    if engine == "vllm" and not config.placement.servers and (table := load_config(spec.path, spec.revision)[1]):
+    if engine == "vllm" and not placement.servers and (table := load_config(spec.path, spec.revision)[1]):
         raise ConfigError(
             f"placement.engine: got 'vllm' with {spec.path} in {method_of(table)}, whose weights a server cannot "
             f"replace with trained ones; allowed: torch, or a directory in full precision. {DEQUANTIZE}"
@@ -151,8 +184,8 @@ def check_sampled(config: RunConfig, spec: PolicySpec, policy: Policy) -> None:
     if engine == "torch":
         check_engine(policy)
     elif isinstance(engine, Custom):
-        load = partial(spec.load, loop_device(config))
-        rollouts = check_engine_plugin(engine, policy, load, spec.path, schedule_name(config) == "deterministic")
+        load = partial(spec.load, device)
+        rollouts = check_engine_plugin(engine, policy, load, spec.path, schedule == "deterministic")
         if replay and any(rollout.experts is None for rollout in rollouts):
             raise ConfigError(
                 f"recipe.routing_replay: got 'on' with placement.engine {engine.function!r}, whose rollouts have no "

@@ -21,7 +21,7 @@ import torch
 from scalerl.cluster.memory import pass_memory
 from scalerl.cluster.sizing import cache_rows, gb
 from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.base import replace
+from scalerl.config.base import chosen, replace
 from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
@@ -127,7 +127,7 @@ class SuiteEvaluator:
             ConfigError: The model does not exist, or the engine does not support it.
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
-        torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
+        torch.set_num_threads(chosen(config.hardware.generator_threads) + chosen(config.hardware.trainer_threads))
         self.config, self._where, self._note, self._on = config, where, note, on
         self._longest, self._servers = 0, list[Engine]()
         model, served = config.model, config.placement.engine == "vllm"
@@ -229,7 +229,7 @@ class SuiteEvaluator:
             from scalerl.rollouts.vllm.launch import server_engines
 
             count = self.config.placement.engines
-            slots = self.config.rollouts.slots or SERVED_SLOTS * count
+            slots = SERVED_SLOTS * count if self.config.rollouts.slots == "auto" else self.config.rollouts.slots
             config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
             parts = {"make_engines": server_engines, "devices": served_places(config)}
             spec = generator_spec(
@@ -246,14 +246,15 @@ class SuiteEvaluator:
         row = self._policy.cache_bytes * (longest + self._rule.capacity)
         working = pass_memory(self._policy.sizes, longest, self._policy.head_weight.element_size())
         fit = cache_rows(self.config, row, working)
-        asked = self.config.rollouts.slots
-        if fit < (asked or 1):
+        slots = self.config.rollouts.slots
+        least = 1 if slots == "auto" else slots
+        if fit < least:
             raise ConfigError(
-                f"memory: {asked or 1} sequences of {longest + self._rule.capacity:,} tokens need "
-                f"{gb((asked or 1) * row + working)} GB in addition to the model, and there is room for {fit}; lower "
-                f"{'--slots or ' if asked else ''}--max-tokens"
+                f"memory: {least} sequences of {longest + self._rule.capacity:,} tokens need "
+                f"{gb(least * row + working)} GB in addition to the model, and there is room for {fit}; lower "
+                f"{'' if slots == 'auto' else '--slots or '}--max-tokens"
             )
-        return min(asked or min(fit, MOST_SLOTS), sequences)
+        return min(min(fit, MOST_SLOTS) if slots == "auto" else slots, sequences)
 
 
 class Texts(Verdicts):

@@ -14,7 +14,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,8 @@ from scalerl.config import TinyModel
 from scalerl.config.base import replace
 from scalerl.config.data import TaskData, generated_tasks
 from scalerl.core.errors import ConfigError, UserError
-from scalerl.core.files import as_umask, cache_root, read_json, trouble
-from scalerl.core.manifest import MANIFEST, check_files, seal
-from scalerl.models.files import check_model_files
+from scalerl.core.files import as_umask, cache_root, trouble
+from scalerl.core.manifest import check_files, seal
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.models.sizes import tiny_config
@@ -64,13 +62,6 @@ def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
 def fault(directory: Path) -> str:
     """Return why a directory is no warm start as it was written; empty if it is one."""
     try:
-        if (directory / LOG).exists() and not (directory / MANIFEST).exists():  # an earlier version wrote it
-            check_model_files(str(directory))
-            for name in ("tokenizer.json", "tokenizer_config.json"):
-                read_json(directory / name)
-            with suppress(OSError):  # another user's cache
-                seal(directory, 0)
-            return ""
         check_files(directory)
     except (UserError, ValueError) as error:
         return str(error)
@@ -105,7 +96,7 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         policy = Policy(make_model(model, tokenizer))
         history += _train(policy, tried, data, tokenizer, report)
         accuracy = {
-            task.curve: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts(task))
+            task.curve: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts())
             for task in generated_tasks(data)
         }
         by_task = {f"fact_accuracy_{name}": share for name, share in accuracy.items()} if len(accuracy) > 1 else {}

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from scalerl.config import RunConfig
+from scalerl.config.recipe import Recipe
 from scalerl.core.numbers import number
 from scalerl.core.run_files import active_warnings
-from scalerl.placement.choices import slots_of
 from scalerl.scaling import Curve, CurveError
 from scalerl.scaling.health import decline
 from scalerl.training.catalog import (
@@ -22,7 +21,6 @@ from scalerl.training.catalog import (
     UNSTABLE_TRUNCATION,
     WARN_TRUNCATION,
 )
-from scalerl.training.run_info import default_axis
 from scalerl.types import EvalPoint
 from scalerl.view.outlook import curve_of
 
@@ -75,15 +73,21 @@ class Event(NamedTuple):
 class RunWarnings:
     """Judges a run after each step and evaluation."""
 
-    def __init__(self, config: RunConfig, rows: Rows = (), events: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Begin, or continue a resumed run.
+    def __init__(self, recipe: Recipe, slots: int, tasks: Sequence[str], axis: str) -> None:
+        """Begin.
 
         Args:
-            config: Configuration of the run.
-            rows: Rows of metrics.jsonl so far.
-            events: Rows of events.jsonl so far.
+            recipe: Recipe of the run.
+            slots: Sequences decoded together.
+            tasks: Tasks with a forecast.
+            axis: Unit of compute of their curves.
         """
-        self._config, self._rows = config, deque(rows, maxlen=KEPT_ROWS)
+        self._recipe, self._slots, self._tasks, self._axis = recipe, slots, tuple(tasks), axis
+        self.go_on((), ())
+
+    def go_on(self, rows: Rows, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take over the rows of metrics.jsonl and events.jsonl of a resumed run."""
+        self._rows = deque(rows, maxlen=KEPT_ROWS)
         self._active = active_warnings(events)
         self._falls: dict[str, str] = {key: text for key, text in self._active.items() if key.startswith(FALLING)}
         self._told = {*FAILURES, *self._active}
@@ -96,10 +100,10 @@ class RunWarnings:
     def evaluated(self, points: Sequence[EvalPoint]) -> list[Event]:
         """Return the warnings that begin and end with an evaluation, given all points of the run."""
         self._falls = {}
-        for task in self._config.main_tasks:
+        for task in self._tasks:
             of_task = [point for point in points if point.task == task]
             with suppress(CurveError):  # the points are not a curve
-                self._falls |= falling(curve_of(of_task, default_axis(self._config)), list(self._rows))
+                self._falls |= falling(curve_of(of_task, self._axis), list(self._rows))
         return self._changes(points[-1].step) if points else []
 
     def news(self, events: Sequence[Event]) -> list[str]:
@@ -113,16 +117,16 @@ class RunWarnings:
         return [event.text for event in fresh]
 
     def _changes(self, step: int) -> list[Event]:
-        now = {**self._falls, **warnings(list(self._rows), self._config)}
+        now = {**self._falls, **warnings(list(self._rows), self._recipe, self._slots)}
         over = [Event(step, "over", key, "") for key in self._active if key not in now]
         begun = [Event(step, "warning", key, text) for key, text in now.items() if key not in self._active]
         self._active = now
         return [*over, *begun]
 
 
-def warnings(rows: Rows, config: RunConfig) -> dict[str, str]:
+def warnings(rows: Rows, recipe: Recipe, slots: int) -> dict[str, str]:
     """Return the warnings about the last rows of a run by key; a key stays the same while its numbers change."""
-    of_rates = {**truncation(rows), **empty_slots(rows, config), **mismatch(rows, config)}
+    of_rates = {**truncation(rows), **empty_slots(rows, recipe, slots), **mismatch(rows, recipe)}
     last = rows[-1] if rows else {}
     return of_rates | {
         name: f"{number(last[name]):.0f} {METRICS[name].meaning}" for name in FAILURES if number(last.get(name)) > 0
@@ -140,27 +144,28 @@ def truncation(rows: Rows) -> dict[str, str]:
     return {}
 
 
-def settled(rows: Rows, config: RunConfig) -> Rows:
+def settled(rows: Rows, max_lag: int) -> Rows:
     """Return the rows of the last steps after the ramp-up of the pipeline."""
-    return [row for row in rows[-WINDOW:] if number(row.get("step")) > config.recipe.off_policy.max_lag + 1]
+    return [row for row in rows[-WINDOW:] if number(row.get("step")) > max_lag + 1]
 
 
-def occupancy(rows: Rows, config: RunConfig) -> float:
+def occupancy(rows: Rows, max_lag: int) -> float:
     """Return the mean occupancy of the slots over the last steps; NaN if it is unknown."""
-    return _mean(row.get("occupancy") for row in settled(rows, config))
+    return _mean(row.get("occupancy") for row in settled(rows, max_lag))
 
 
-def empty_slots(rows: Rows, config: RunConfig) -> dict[str, str]:
+def empty_slots(rows: Rows, recipe: Recipe, slots: int) -> dict[str, str]:
     """Return a warning with a remedy if many slots are empty."""
-    recent, mean = settled(rows, config), occupancy(rows, config)
+    max_lag = recipe.off_policy.max_lag
+    recent, mean = settled(rows, max_lag), occupancy(rows, max_lag)
     if len(recent) < WINDOW or not mean < LOW:
         return {}
-    text = f"only {mean:.0%} of the {slots_of(config)} slots were busy over the last {WINDOW} steps"
-    return {"slots": f"{text}: {_remedy(recent, config)}"}
+    text = f"only {mean:.0%} of the {slots} slots were busy over the last {WINDOW} steps"
+    return {"slots": f"{text}: {_remedy(recent, recipe, slots)}"}
 
 
-def _remedy(rows: Rows, config: RunConfig) -> str:
-    off_policy, slots = config.recipe.off_policy, slots_of(config)
+def _remedy(rows: Rows, recipe: Recipe, slots: int) -> str:
+    off_policy = recipe.off_policy
     if not off_policy.streams:
         return "every round waits for its longest sequence; set recipe.off_policy.kind to pipeline to avoid this"
     if off_policy.max_lag == 0:
@@ -168,7 +173,7 @@ def _remedy(rows: Rows, config: RunConfig) -> str:
     mean = _mean(row.get("completion_tokens_mean") for row in rows)
     longest = max(number(row.get("completion_tokens_max")) for row in rows)
     # number of slots that the rule `wait` keeps busy
-    fed = (off_policy.max_lag + 1) * mean / longest * config.recipe.completions_per_step
+    fed = (off_policy.max_lag + 1) * mean / longest * recipe.completions_per_step
     if off_policy.waits and fed < 0.9 * slots:
         return (
             f"updates wait for long sequences ({longest:.0f} tokens, mean {mean:.0f}); set rollouts.slots to "
@@ -180,7 +185,7 @@ def _remedy(rows: Rows, config: RunConfig) -> str:
     )
 
 
-def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
+def mismatch(rows: Rows, recipe: Recipe) -> dict[str, str]:
     """Return a warning with the cure that fits if the ratios of the last steps are far from 1.
 
     A large log ratio for equal weights comes from the engine; one that only older tokens have, from staleness.
@@ -190,10 +195,10 @@ def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
     )
     fresh = _mean(row.get("log_ratio_fresh") for row in rows)  # an asynchronous run has few such tokens
     if fresh > MISMATCH:
-        cures = [] if config.recipe.fp32_head else ["recipe.fp32_head = true"]
-        if any("router_disagreement" in row for row in rows[-WINDOW:]) and config.recipe.routing_replay == "off":
+        cures = [] if recipe.fp32_head else ["recipe.fp32_head = true"]
+        if any("router_disagreement" in row for row in rows[-WINDOW:]) and recipe.routing_replay == "off":
             cures.append("recipe.routing_replay = 'on'")
-        if config.recipe.mismatch.kind == "none":
+        if recipe.mismatch.kind == "none":
             cures.append("recipe.mismatch = 'token-mask'")
         cure = " or ".join(cures) or "check the numerics of the engine (docs/mismatch.md)"
         return {"mismatch": f"trainer and engine differ by {fresh:.2g} nats per token for the same weights: {cure}"}
@@ -201,7 +206,7 @@ def mismatch(rows: Rows, config: RunConfig) -> dict[str, str]:
         ratio_text = f"{fresh:.2g} for the same weights" if math.isfinite(fresh) else "no token is of the same weights"
         ratios = f"|log ratio|: {ratio_text}, {stale:.2g} for older ones"
         text = f"the ratios make {effective:.0%} of the trained tokens effective ({ratios})"
-        lag, off_policy = "max_lag" if config.recipe.off_policy.streams else "batches", config.recipe.off_policy
+        lag, off_policy = "max_lag" if recipe.off_policy.streams else "batches", recipe.off_policy
         return {"stale": f"{text}: lower recipe.off_policy.{lag}, now {getattr(off_policy, lag)}"}
     return {}
 

@@ -56,7 +56,7 @@ def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, prompt_fi
     file, node = tmp_path / "run.toml", [block for block in BLOCKS if "\ngpus = 8\n" in block]
     for block in node:
         file.write_text(with_prompts(block, prompt_file))
-        assert cli.main(["plan", str(file), "--gpus", "8", "--rollouts.slots", "0"]) == 0
+        assert cli.main(["plan", str(file), "--gpus", "8", "--rollouts.slots", "auto"]) == 0
         split = re.search(
             r"best: (\d+) trainer ranks, (\d+) generators, rollouts.slots = (\d+)", capsys.readouterr().out
         )

@@ -28,7 +28,7 @@ from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.training.backends import BACKENDS
-from scalerl.training.resolve import resolve
+from scalerl.training.resolve import place_processes
 
 BASE = RunConfig(
     model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"),
@@ -217,7 +217,7 @@ def ended(process):
 
 def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
     config = replace(BASE, placement=Placement(generators=2, gpus_per_generator=1))
-    table = resolve(config).devices
+    table = place_processes(config).devices
     pairs = local_engines([Seen(f"generator {n + 1}", table["generator", n]) for n in range(2)], print)
     try:
         assert [pair.training._call("environment")["CUDA_VISIBLE_DEVICES"] for pair in pairs] == ["2", "3"]
@@ -230,7 +230,7 @@ def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_p
     from scalerl.rollouts.pipeline import WorkerDied
     from scalerl.rollouts.worker import generate
 
-    backend = BACKENDS["local"](resolve(replace(BASE, placement=Placement(gpus_per_generator=1))))
+    backend = BACKENDS["local"](place_processes(replace(BASE, placement=Placement(gpus_per_generator=1))))
     worker = backend.launch(partial(generate, DirectoryChannel(tmp_path / "w"), Seen.raised, 0, ()))
     try:
         with pytest.raises(WorkerDied, match=r"failed: RuntimeError: CUDA_VISIBLE_DEVICES=2$"):
@@ -241,7 +241,7 @@ def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_p
 
 @pytest.mark.slow
 def test_trainer_ranks_see_one_gpu_each(four_gpus):
-    table = resolve(replace(BASE, placement=Placement(trainer_ranks=3))).devices
+    table = place_processes(replace(BASE, placement=Placement(trainer_ranks=3))).devices
     own = [table["trainer", n].environment for n in range(3)]
     ranks = RankProcesses([Seen.learner] * 3, environments=own, timeout_s=60)
     try:
@@ -259,7 +259,7 @@ def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path)
 
     place = Placement(engine="vllm", generators=2, vllm_python=str(program))
     hardware, rollouts = replace(BASE.hardware, dtype="float32"), replace(BASE.rollouts, weights="nccl")
-    resolved = resolve(replace(BASE, placement=place, hardware=hardware, rollouts=rollouts))
+    resolved = place_processes(replace(BASE, placement=place, hardware=hardware, rollouts=rollouts))
     channel = CHANNELS["nccl"](WeightLayout.of([]), tmp_path, resolved.config.placement, None)
     assert isinstance(channel, NcclChannel)
     specs = [

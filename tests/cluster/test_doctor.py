@@ -30,7 +30,7 @@ from scalerl.placement import devices as placement
 from scalerl.placement.devices import Host, Place, check_shared_memory
 from scalerl.rollouts.vllm.checks import installed_cuda, server_problems
 from scalerl.training import resolve as resolve_module
-from scalerl.training.resolve import resolve, resolve_hardware
+from scalerl.training.resolve import place_processes, resolve_hardware
 
 CARD = Gpu("NVIDIA H100 80GB HBM3", 84e9, 85e9)
 
@@ -271,11 +271,11 @@ def test_the_error_of_a_start_and_the_doctor_say_which_driver_is_needed(monkeypa
     with pytest.raises(ConfigError, match=r"too old \(found version 12020\); NVIDIA driver 535.104.05 .* needs 580"):
         resolve_hardware(Hardware(device="cuda"))
     monkeypatch.setattr(resolve_module, "sees_gpu", lambda: True)
-    (note,) = resolve(RunConfig()).notes
+    (note,) = place_processes(RunConfig()).notes
     assert "trains on the CPU" in note and "580 or newer" in note
-    assert resolve(RunConfig(hardware=Hardware(device="cpu"))).notes == ()
+    assert place_processes(RunConfig(hardware=Hardware(device="cpu"))).notes == ()
     monkeypatch.setattr(resolve_module, "sees_gpu", lambda: False)
-    assert resolve(RunConfig()).notes == ()
+    assert place_processes(RunConfig()).notes == ()
     site = site_of("--hardware.device", "cpu", seen=[HostReport("a", {"cuda": "13.0", "driver": "580.65.06"})])
     assert doctor.versions(site) == (WORKS, "cuda 13.0, driver 580.65.06 (CUDA 13.0 needs 580)")
     site = site_of("--hardware.device", "cpu", seen=[HostReport("a", {"cuda": "13.0"})])

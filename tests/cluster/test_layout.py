@@ -111,7 +111,7 @@ def test_expert_ranks_must_divide_the_experts_and_a_dense_model_has_none():
     assert "expert_ranks: got 16 for a model of no experts per layer; allowed: 1" in refused(
         with_placement(expert_ranks=16)
     )
-    scout = replace(with_placement(expert_ranks=24, trainer_ranks=48, gpus=0), model=HuggingFaceModel(path=SCOUT))
+    scout = replace(with_placement(expert_ranks=24, trainer_ranks=48, gpus=None), model=HuggingFaceModel(path=SCOUT))
     assert "got 24 for a model of 16 experts per layer; allowed: 1, 2, 4, 8, 16" in refused(scout)
     fits = replace(scout, placement=replace(scout.placement, expert_ranks=16))
     assert "48 trainer ranks (FSDP2), experts on 16, and 64 vLLM generators" in "\n".join(lines(fits, lay_out(fits)))
@@ -130,7 +130,9 @@ def test_a_trainer_and_a_torch_generator_share_one_gpu_and_must_fit_together():
 
 
 def test_memory_is_checked_only_for_gpus():
-    config = replace(with_placement(trainer_ranks=1, generators=1, gpu_gb=1, gpus=0), hardware=Hardware(device="cpu"))
+    config = replace(
+        with_placement(trainer_ranks=1, generators=1, gpu_gb=1, gpus=None), hardware=Hardware(device="cpu")
+    )
     check(config, lay_out(config))
     assert "in the memory of this machine" in lines(config, lay_out(config))[1]
 
@@ -202,7 +204,7 @@ def test_of_splits_within_one_percent_the_one_with_the_freshest_tokens_comes_fir
 
 def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_slower():
     """A 0.6B model fits with all activations; 8B on three ranks does not, but does with recomputation."""
-    place = replace(PAPER.placement, trainer_ranks=3, generators=1, gpus=0)
+    place = replace(PAPER.placement, trainer_ranks=3, generators=1, gpus=None)
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, learner=Learner())
     config = replace(config, rollouts=Rollouts(slots=16))
     lengths = lengths_of(config, None)
@@ -392,7 +394,7 @@ NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "n
             r"generator GPU 1421.4 GB \(768 slots at the length limit",
         ),
         ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
-        ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: 0 or 1"),
+        ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: auto or 1"),
     ],
     ids=["memory", "round", "gpus"],
 )

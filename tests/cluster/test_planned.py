@@ -6,8 +6,9 @@ import pytest
 from commands import call
 
 from scalerl.config import PRESETS, read_config
+from scalerl.config.base import replace
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import Pool, derived_sizes
+from scalerl.placement.choices import Pool, derived_sizes, source_line
 from scalerl.training.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
@@ -110,3 +111,15 @@ def test_a_dry_run_is_a_screen_with_what_was_decided_and_all_prints_every_field(
 def test_the_dry_run_of_a_study_ends_with_its_hours(capsys):
     code, out, _ = call(capsys, "study", "loo", "--dry-run", "--seeds", "2", "--only", "fp32", *words("small-model"))
     assert code == 0 and "a run, " in out.splitlines()[-1] and "for 4 runs" in out.splitlines()[-1]
+
+
+def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():
+    given = read_config(None, ["--rollouts.expected_tokens", "20"])
+    config = replace(given, rollouts=replace(given.rollouts, slots=64))
+    length = "given: a mean length of 20 tokens"
+    assert source_line(given, config) == (
+        f"chosen: 64 slots, micro-batches of 16,384 tokens; {length}; assumed: the longest prompt"
+    )
+    assert source_line(config, config, saved=True, longest_prompt=12) == (
+        f"saved: 64 slots, micro-batches of 16,384 tokens; {length}; measured: prompts of at most 12 tokens"
+    )

@@ -18,7 +18,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner.ranks import serve_rank
 from scalerl.placement import devices
 from scalerl.placement.choices import loop_device, trains_in_loop
-from scalerl.training.resolve import resolve
+from scalerl.training.resolve import place_processes
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
@@ -48,12 +48,12 @@ def cluster():
 @pytest.mark.slow
 def test_the_device_is_that_of_the_cluster_and_not_of_the_driver(cluster):
     assert not torch.cuda.is_available()
-    config = resolve(ON_RAY).config
+    config = place_processes(ON_RAY).config
     assert config.hardware.device == "cuda" and config.hardware.dtype == "bfloat16"
     one = replace(config, placement=replace(config.placement, trainer_ranks=1))
     assert not trains_in_loop(one) and loop_device(one) == "cpu"
     with pytest.raises(ConfigError, match="torch sees no GPU here"):
-        resolve(replace(ON_RAY, hardware=Hardware(device="cuda"), placement=Placement()))
+        place_processes(replace(ON_RAY, hardware=Hardware(device="cuda"), placement=Placement()))
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_small_dev_shm_on_a_node_stops_the_run_before_it_starts(cluster, monke
     assert shared_memory(ray, [host])[host] == pytest.approx(shutil.disk_usage("/dev/shm").free, rel=0.2)
     monkeypatch.setattr(devices, "SHARED_BYTES", 1 << 60)
     with pytest.raises(ConfigError, match=f"{host}:/dev/shm: .* between 5 GPU processes"):
-        resolve(ON_RAY)
+        place_processes(ON_RAY)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
     from scalerl.cluster.ranks import RayRanks
     from scalerl.rollouts.hosted import HostedEngines
 
-    resolved = resolve(ON_RAY)
+    resolved = place_processes(ON_RAY)
     config = resolved.config
 
     def begin(spec):
@@ -112,4 +112,4 @@ def test_an_actor_without_gpus_sees_none(cluster):
 @pytest.mark.slow
 def test_too_few_gpus_of_the_cluster_are_an_error_before_the_run(cluster):
     with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no host has 2 left"):
-        resolve(replace(ON_RAY, placement=replace(ON_RAY.placement, generators=4)))
+        place_processes(replace(ON_RAY, placement=replace(ON_RAY.placement, generators=4)))

@@ -92,7 +92,7 @@ def test_experts_that_are_fewer_than_the_ranks_are_shared_equally(tmp_path, caps
 @pytest.mark.slow
 def test_a_rank_gathers_only_its_own_experts_and_their_tokens_travel(tmp_path, capsys):
     experts = saved_mixture(tmp_path / "model", experts=4)
-    options = ["--placement.trainer_ranks", "4", "--placement.gpus", "0"]
+    options = ["--placement.trainer_ranks", "4", "--placement.gpus", "none"]
     whole, spread = (rehearsed(tmp_path, capsys, *options, "--placement.expert_ranks", n) for n in ("1", "4"))
     assert spread["parts"]["parameters"] == whole["parts"]["parameters"]
     assert whole["sent"]["all-gather"] - spread["sent"]["all-gather"] == 2 * 2 * 2 * experts  # BF16, twice per pass

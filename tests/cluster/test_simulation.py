@@ -11,9 +11,10 @@ from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, Simula
 from scalerl.cluster.simulation import simulate_run
 from scalerl.cluster.speed import Speeds, updates_from_rate
 from scalerl.config.base import replace
+from scalerl.config.length import Interruption, NoLengthControl
 from scalerl.config.placement import Placement
 from scalerl.config.presets import LAB
-from scalerl.config.recipe import Interruption, NoLengthControl, PipelineRL, PpoOffPolicy
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.engine import step as decode

@@ -103,7 +103,7 @@ def test_what_cannot_fit_is_an_error_with_numbers_and_settings_that_would_fit():
 
 
 def test_a_number_of_slots_that_does_not_fit_is_an_error_with_one_that_does():
-    with pytest.raises(ConfigError, match=r"rollouts.slots = (\d+) or less, or 0 to choose it here") as error:
+    with pytest.raises(ConfigError, match=r"rollouts.slots = (\d+) or less, or auto to choose it here") as error:
         chosen(24, "--preset", "small", "--rollouts.slots", "800")
     most = int(re.search(r"rollouts.slots = (\d+)", str(error.value))[1])
     config, _ = chosen(24, "--preset", "small", "--rollouts.slots", str(most))
@@ -151,9 +151,10 @@ def test_a_saved_size_that_no_longer_fits_is_one_line_with_a_size_that_does():
 
 def test_a_lack_of_memory_names_settings_that_a_resume_may_change():
     config = chosen(24)[0]
-    assert f"(now {config.rollouts.slots})" in cure(config) and "--rollouts.slots" in cure(config)
-    assert "recipe.length" in cure(replace(config, rollouts=replace(config.rollouts, slots=1)))
-    assert "--learner.micro_batch_tokens 640 (now 1280)" in trainer_cure(config)
+    slots = config.rollouts.slots
+    assert f"(now {slots})" in cure(slots, 1) and "--rollouts.slots" in cure(slots, 1)
+    assert "recipe.length" in cure(1, 1)
+    assert "--learner.micro_batch_tokens 640 (now 1280)" in trainer_cure(config.learner, config.hardware)
 
 
 def test_on_a_gpu_the_slots_are_those_that_fit_next_to_the_trainer():

@@ -24,7 +24,7 @@ pytestmark = [
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 STARTED = 400.0
 """Seconds for the start of a server on a busy machine, which takes 50 on a quiet one."""
-WORDS = [word for word in runs.SMALL if word not in ("--rollouts.lag_ticks", "12")]
+WORDS = [*runs.SMALL]
 WORDS += ["--placement.engine", "vllm", "--placement.vllm_python", PYTHON, "--hardware.device", "cpu"]
 
 
@@ -120,10 +120,8 @@ def test_a_server_of_its_own_evaluates_beside_training_and_is_replaced_with_its_
 
 @pytest.mark.slow
 def test_the_turns_of_an_agent_come_from_a_server_and_replay(model, tmp_path):
-    """No seed of the slots reaches a server, so `lag_ticks` is no option."""
     path, words = tmp_path / "run", words_of_an_agent(tmp_path)
-    at = words.index("--rollouts.lag_ticks")
-    words[at : at + 2] = ["--placement.engine", "vllm", "--placement.vllm_python", PYTHON, "--device", "cpu"]
+    words += ["--placement.engine", "vllm", "--placement.vllm_python", PYTHON, "--device", "cpu"]
     runs.finish("train", "--model", str(model), "--run-dir", str(path), "--trust", *words, **CPU)
     rows, points = metrics(path), runs.rows(path, "points.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 7)) and [point["step"] for point in points] == [0, 3, 6]
@@ -217,7 +215,7 @@ def test_a_server_that_is_killed_while_it_reads_new_weights_is_replaced_and_noth
     (tmp_path / "counted.py").write_text(COUNTED)
     rows = [{"prompt": f"{a}+{b}=<think>", "answer": str(a + b)} for a in range(10) for b in range(10)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = [word for word in runs.RECIPE if word not in ("--rollouts.lag_ticks", "12")]
+    recipe = runs.RECIPE
     words = ["--model", str(model), "--data", "rows.jsonl", "--reward", "counted:score", *recipe]
     words += [*WORDS[-6:], "--steps", str(steps), "--run-dir", str(path)]
     process = runs.start(["train", *words], **CPU)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import torch
 from texts import rollout
 
-from scalerl.config.recipe import LengthPenalty
+from scalerl.config.length import LengthPenalty
 from scalerl.learn.advantages import advantages
 from scalerl.learn.penalty import with_length_penalty
 from scalerl.learner.batch import collate

@@ -133,9 +133,8 @@ def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_af
     monkeypatch.setattr(follow, "LOGGER_FINISH_S", 120.0)  # a first start on a busy machine
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)  # mlflow puts artifacts here
-    config = config_of(
-        {"kind": "mlflow", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"} if name == "mlflow" else name
-    )
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    config = config_of(name)
     assert session(config, tmp_path, 0, 33) == []
     if name == "wandb":
         time.sleep(1.0)  # the name of its offline directory has the time in seconds
@@ -273,8 +272,8 @@ def test_a_tracker_keeps_both_parts_of_a_run_that_went_back_apart(name, tmp_path
     monkeypatch.setattr(follow, "LOGGER_FINISH_S", 120.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
-    address = f"sqlite:///{tmp_path}/mlflow.db"
-    config = config_of({"kind": "mlflow", "tracking_uri": address} if name == "mlflow" else name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    config = config_of(name)
     assert session(config, tmp_path, 0, 33) == []
     if name == "wandb":
         time.sleep(1.0)

@@ -24,7 +24,6 @@ prompts = 60
 
 [[data]]
 kind = "programs"
-points = 3
 prompts = 30
 held_out = 5
 """
@@ -47,7 +46,7 @@ def test_a_task_with_share_0_is_evaluated_and_never_drawn(tmp_path):
 def test_every_task_has_a_share_or_a_held_out_set(tmp_path):
     read(tmp_path, TWO.replace("share = 3.0", "share = 0.0\nheld_out = 4"))  # programs still has a share
     read(tmp_path, TWO.replace("held_out = 5", "share = 0.0"))
-    with pytest.raises(ConfigError, match="'programs'"):
+    with pytest.raises(ConfigError, match="held_out: got 0"):
         read(tmp_path, TWO.replace("held_out = 5", "held_out = 0"))
 
 

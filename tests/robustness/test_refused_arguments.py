@@ -63,7 +63,6 @@ TOMLS = [
     toml("1e12 prompts", "[data]\nprompts = 1000000000000", "10000000"),
     toml("1e11 sequences an evaluation", "[evaluation]\nprompts = 10000000\nsamples = 10000", "sequences"),
     toml("1e10 completions", "[recipe]\nprompts_per_step = 1000000\ngenerations_per_prompt = 10000", "per step"),
-    toml("a line of 1e12 MiB", '[data]\nkind = "file"\npath = "p"\nmax_line_mb = 1000000000000', "max_line_mb"),
 ]  # fmt: skip
 
 NUMBERS = {  # option -> the words before it

@@ -82,11 +82,8 @@ def test_code_of_a_configuration_is_refused_until_it_is_confirmed_once(place, na
 
 
 SENT = [
-    ('[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test/?key=1"\n', "mlflow = http://x.test/?key=1"),
-    ('[[loggers]]\nkind = "wandb"\nentity = "theirs"\n', "loggers.wandb = theirs"),
     ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
-    ('[[loggers]]\nkind = "tensorboard"\ndirectory = "/home/me"\n', "loggers.tensorboard = /home/me"),
-    ('[placement]\nengine = "vllm"\nservers = ["http://x.test:1"]\n', "placement.servers = http://x.test:1"),
+    ('[placement]\nengine = "vllm"\nservers = ["http://x.test:1/?key=1"]\n', "servers = http://x.test:1/?key=1"),
     ('[placement]\nbackend = "ray"\nray_address = "x.test:1"\n', "placement.ray_address = x.test:1"),
 ]
 
@@ -105,7 +102,7 @@ def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(text, expecte
 
 def test_loggers_of_this_machine_need_no_confirmation():
     check_trust([config('[[loggers]]\nkind = "tensorboard"\n[[loggers]]\nkind = "mlflow"\n')], "run-of-a-stranger")
-    with pytest.raises(ConfigError, match=r"data\.reward = theirs:f .*; loggers\.mlflow"):
+    with pytest.raises(ConfigError, match=r"data\.reward = theirs:f .*; loggers\.wandb"):
         check_trust([config(SENT[0][0], REWARD)], "run-of-a-stranger")
 
 

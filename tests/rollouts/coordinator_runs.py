@@ -9,7 +9,7 @@ from scalerl.cluster.measured import lognormal
 from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, by_key
 from scalerl.cluster.simulation import SimulatedTrainer
 from scalerl.cluster.speed import Speeds
-from scalerl.config.recipe import NoLengthControl
+from scalerl.config.length import NoLengthControl
 from scalerl.rollouts.activation import AtTick, Following, OnArrival
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule

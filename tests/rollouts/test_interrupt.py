@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalerl.config.recipe import Interruption, NoLengthControl
+from scalerl.config.length import Interruption, NoLengthControl
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule, interrupt_point, length_rule
 from scalerl.rollouts.local.slots import SlotTable

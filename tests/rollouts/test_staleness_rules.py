@@ -10,8 +10,9 @@ from scalerl.cluster.measured import lognormal
 from scalerl.cluster.simulation import simulate_run
 from scalerl.cluster.speed import Speeds
 from scalerl.config.base import replace
+from scalerl.config.length import NoLengthControl
 from scalerl.config.presets import LAB
-from scalerl.config.recipe import NoLengthControl, PipelineRL
+from scalerl.config.recipe import PipelineRL
 
 CONTROL = NoLengthControl(max_tokens=400)
 LENGTHS = lognormal(40.0, 1.0, CONTROL)

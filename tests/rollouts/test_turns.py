@@ -308,9 +308,9 @@ def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end
         with pytest.raises(PluginError, match=f"own_turns:Guess.reply returned .*{returned}.*; allowed: the text of"):
             reply_to(prompt, [{"role": "assistant", "content": word}])
     tool = [{"role": "tool", "content": "7"}]
-    assert read_reply(tool, "x", 1, 1.0).messages == tuple(tool)
+    assert read_reply(tool, "x", 1).messages == tuple(tool)
     with pytest.raises(PluginError):
-        read_reply([{"role": "assistant", "content": "I am the policy"}], "x", 1, 1.0)
+        read_reply([{"role": "assistant", "content": "I am the policy"}], "x", 1)
     assert CustomTask(function="own_turns:Guess").turns == 8
     limits = Prompt("1", "", (1, 2), "", "Guess", {**columns, TURNS: LIMITS})
     assert with_replies([prompt, limits], 8) == (2 + 2 * (8 + 4), True)
@@ -318,7 +318,7 @@ def test_an_environment_gets_all_messages_and_may_return_text_messages_or_an_end
     check_replies([prompt, limits], Numbers(), Scoring())
 
 
-def test_rewards_of_turns_are_summed_or_discounted_to_the_score(user_code):
+def test_rewards_of_turns_are_summed_to_the_score(user_code):
     user_code("paid_turns", """
         class Paid:
             def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
@@ -330,25 +330,24 @@ def test_rewards_of_turns_are_summed_or_discounted_to_the_score(user_code):
     said = [{"role": role, "content": "end"} for role in ("assistant", "user") * 2] + [
         {"role": "assistant", "content": "end"}
     ]
-    for discount, score in ((1.0, 0.75), (0.5, 0.5)):  # 0.5 - 0.25 / 2 + 0.5 / 4
-        rows, _ = custom_rows(CustomTask(function="paid_turns:Paid", prompts=2, discount=discount), 1)
-        prompt = Prompt("0", "", (1,), "", "Paid", rows[0].columns)
-        assert reply_to(prompt, said) == Reply((), score, {"calls": 2.0}, (0.5, -0.25, 0.5))
+    rows, _ = custom_rows(CustomTask(function="paid_turns:Paid", prompts=2), 1)
+    prompt = Prompt("0", "", (1,), "", "Paid", rows[0].columns)
+    assert reply_to(prompt, said) == Reply((), 0.75, {"calls": 2.0}, (0.5, -0.25, 0.5))
     with pytest.raises(PluginError, match=r"reply returned \{'rewards': 1\} after turn 3; allowed: .* for each turn"):
         reply_to(prompt, [*said[:-1], {"role": "assistant", "content": "one"}])
     for wrong in ([0.5, 0.5], [0.5, "a", 0.5], [1.0, 0.5, 0.0], [0.0, -0.5, 0.0]):  # one is missing; 1.5; -0.5
-        with pytest.raises(PluginError, match="whose discounted sum is from 0 to 1"):
-            read_reply({"rewards": wrong}, "x", 3, 1.0)
+        with pytest.raises(PluginError, match="whose sum is from 0 to 1"):
+            read_reply({"rewards": wrong}, "x", 3)
     with pytest.raises(PluginError, match="either `score` or `rewards`"):
-        read_reply({"rewards": [1.0], "score": 1.0}, "x", 1, 1.0)
+        read_reply({"rewards": [1.0], "score": 1.0}, "x", 1)
 
 
 def test_a_reply_may_have_the_reward_of_the_turn():
     chat = [{"role": "tool", "content": "7"}]
     for reply, messages in (("more", ({"role": "user", "content": "more"},)), (chat, tuple(chat))):
-        assert read_reply({"reply": reply}, "x", 2, 1.0) == Reply(messages)
-        assert read_reply({"reply": reply, "reward": -0.5}, "x", 2, 1.0) == Reply(messages, rewards=(-0.5,))
-    end = read_reply({"score": 0.75, "reward": np.float32(3), "calls": 2}, "x", 2, 1.0)
+        assert read_reply({"reply": reply}, "x", 2) == Reply(messages)
+        assert read_reply({"reply": reply, "reward": -0.5}, "x", 2) == Reply(messages, rewards=(-0.5,))
+    end = read_reply({"score": 0.75, "reward": np.float32(3), "calls": 2}, "x", 2)
     assert end == Reply((), 0.75, {"calls": 2.0}, (3.0,))
     wrong = [
         {"reply": "more", "reward": "a"}, {"reply": "more", "reward": float("nan")}, {"reply": "more", "score": 1.0},
@@ -358,11 +357,11 @@ def test_a_reply_may_have_the_reward_of_the_turn():
     ]  # fmt: skip
     for returned in wrong:
         with pytest.raises(PluginError, match=r"x\.reply returned .* after turn 2; allowed: the text of"):
-            read_reply(returned, "x", 2, 1.0)
-    assert read_reply(Reply((), 0.5, rewards=(1.0, 2.0)), "x", 2, 1.0).rewards == (1.0, 2.0)
+            read_reply(returned, "x", 2)
+    assert read_reply(Reply((), 0.5, rewards=(1.0, 2.0)), "x", 2).rewards == (1.0, 2.0)
     for rewards in ((1.0, 2.0, 3.0), (float("inf"),)):
         with pytest.raises(PluginError, match="at most one reward for each turn"):
-            read_reply(Reply((), 0.5, rewards=rewards), "x", 2, 1.0)
+            read_reply(Reply((), 0.5, rewards=rewards), "x", 2)
 
 
 def paid(prompt, said):
@@ -515,7 +514,7 @@ def test_the_example_replays_a_text_environment_of_gymnasium(user_code, monkeypa
         stand_in = SimpleNamespace(make=lambda id: {"Countdown-v0": Countdown}[id](), spaces=spaces)
         monkeypatch.setitem(sys.modules, "gymnasium", stand_in)
     user_code("my_games", (ROOT / "examples/gymnasium_task.py").read_text())
-    task = CustomTask(function="my_games:Replayed", params={"id": "Countdown-v0"}, prompts=3, discount=0.5)
+    task = CustomTask(function="my_games:Replayed", params={"id": "Countdown-v0"}, prompts=3)
     rows, _ = custom_rows(task, 1)
     assert [row.prompt for row in rows] == [f"Game {seed}: {seed + 5} left" for seed in range(4)]
     prompt, said, texts = Prompt("0", "", (1,), "", "Replayed", rows[2].columns), [], []
@@ -525,7 +524,7 @@ def test_the_example_replays_a_text_environment_of_gymnasium(user_code, monkeypa
         said += reply.messages
         texts += [one["content"] for one in reply.messages]
     # the second turn earned nothing
-    assert texts == ["4 left", "4 left"] and reply == Reply((), 0.25 + 0.25 / 4, rewards=(0.25, 0.0, 0.25))
+    assert texts == ["4 left", "4 left"] and reply == Reply((), 0.5, rewards=(0.25, 0.0, 0.25))
 
 
 def test_a_column_turns_of_a_file_is_no_environment(tmp_path):

@@ -33,7 +33,7 @@ from scalerl.rollouts.vllm.adapters import AdapterChannel, AdapterTransfer
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.client import vllm_client
 from scalerl.rollouts.vllm.server import ADAPTERS, Server, ServerSpec, command, environment
-from scalerl.training.resolve import resolve
+from scalerl.training.resolve import place_processes
 
 pytest.importorskip("peft")
 
@@ -323,7 +323,7 @@ def test_adapters_are_sent_where_vllm_can_load_them_and_else_a_note_says_why_not
 ):
     source = vllm_source(tmp_path)
     monkeypatch.setattr(adapters, "_package", lambda python: source)
-    resolved = resolve(config_of(model_of(tmp_path, name), *words))
+    resolved = place_processes(config_of(model_of(tmp_path, name), *words))
     config, notes = resolved.config, resolved.notes
     assert config.rollouts.weights == channel
     assert policy_spec(config, "m").sent == ("adapters" if channel == "adapters" else "checkpoint")
@@ -332,7 +332,7 @@ def test_adapters_are_sent_where_vllm_can_load_them_and_else_a_note_says_why_not
 
 def test_where_vllm_is_not_on_this_machine_its_servers_get_adapters(tmp_path, monkeypatch):
     monkeypatch.setattr(adapters, "_package", lambda python: None)
-    assert resolve(config_of(model_of(tmp_path, "qwen3"))).config.rollouts.weights == "adapters"
+    assert place_processes(config_of(model_of(tmp_path, "qwen3"))).config.rollouts.weights == "adapters"
 
 
 def test_an_architecture_has_adapters_if_its_class_or_a_base_of_it_has(tmp_path):

@@ -29,7 +29,7 @@ from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_handle
 from scalerl.rollouts.vllm.nccl import NcclChannel
 from scalerl.rollouts.vllm.server import command
-from scalerl.training.resolve import resolve
+from scalerl.training.resolve import place_processes
 
 
 def spec_of(addresses, tmp_path, *words):
@@ -131,10 +131,10 @@ def test_what_vllm_cannot_report_on_cpu_is_an_error_before_a_server_starts(words
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = read_config(None, ["--placement.engine", "vllm", *words])  # `auto` may be a GPU
     with pytest.raises(ConfigError, match=f"^{words[0][2:]}: got .* with a vLLM server on CPU") as caught:
-        resolve(config)
+        place_processes(config)
     assert "\n" not in str(caught.value)
-    resolve(replace(config, placement=Placement()))
-    resolve(replace(config, placement=Placement(engine="vllm", servers=("http://gpu-7:8000",))))
+    place_processes(replace(config, placement=Placement()))
+    place_processes(replace(config, placement=Placement(engine="vllm", servers=("http://gpu-7:8000",))))
 
 
 SHORT = ["--placement.silence_timeout_s", "4"]

@@ -167,16 +167,16 @@ def test_a_machine_without_vllm_or_with_one_gpu_uses_files_and_says_so(monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(resolve, "this_machine", lambda: Host("here", tuple(map(str, range(gpus[0]))), 80.0))
     monkeypatch.setattr(resolve, "find_spec", lambda name: installed[0])
-    resolved = resolve.resolve(config)
+    resolved = resolve.place_processes(config)
     assert resolved.config.rollouts.weights == "nccl" and not trains_in_loop(resolved.config) and resolved.notes == ()
     gpus[0] = 1
-    shared = resolve.resolve(config)
+    shared = resolve.place_processes(config)
     assert shared.config.rollouts.weights == "directory" and trains_in_loop(shared.config)
     assert "through files: an engine shares the trainer's GPU" in shared.notes[0]
     with pytest.raises(ConfigError, match=r"share the only GPU here.*allowed: auto, directory"):
-        resolve.resolve(resolved.config)
+        resolve.place_processes(resolved.config)
     gpus[0], installed[0] = 8, None
-    assert "through files: NCCL needs vLLM" in resolve.resolve(config).notes[0]
+    assert "through files: NCCL needs vLLM" in resolve.place_processes(config).notes[0]
 
 
 @pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is installed here")

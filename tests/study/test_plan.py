@@ -4,7 +4,8 @@ import pytest
 
 from scalerl.config import LAB, QUICK
 from scalerl.config.base import replace
-from scalerl.config.recipe import SCALERL, Cispo, Dapo, LengthPenalty, PipelineRL, PpoOffPolicy
+from scalerl.config.length import LengthPenalty
+from scalerl.config.recipe import SCALERL, Cispo, Dapo, PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
 from scalerl.study.plan import Arm, Plan, check, plan_toml, read_plan, recipe_changes, select, with_rates
 from scalerl.study.plans import PLANS

@@ -62,9 +62,14 @@ def fake():
     thread.join()
 
 
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch):
+    monkeypatch.setattr(judge, "WAIT_S", 0.0)
+
+
 def scores(fake, replies, completions=("2",), **settings):
     fake.replies = list(replies)
-    own = Judge(url=fake.url, wait_s=0.0, **{"timeout_s": 5.0, "retries": 2, **settings})
+    own = Judge(url=fake.url, **{"timeout_s": 5.0, "retries": 2, **settings})
     config = read_config(None, ["--model", "m", "--data", "p.jsonl", "--task", "judge"])
     scorer = make_scorer(config.data[0], Scoring(judge=own))
     try:

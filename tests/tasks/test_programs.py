@@ -87,9 +87,8 @@ def test_no_right_program_passes_a_noisy_hidden_point():
     assert abs(wrong / 4000 - 0.12) < 0.02  # four standard errors
 
 
-@pytest.mark.parametrize(("points", "count"), [(3, 800), (4, 5600)])
-def test_the_number_of_prompts_is_the_documented_one(points, count):
-    task = ProgramsTask(points=points, label_noise=0.0)
+def test_the_number_of_prompts_is_the_documented_one():
+    task, count = ProgramsTask(label_noise=0.0), 5600
     rows = programs.rows(task, count)
     assert len({row["prompt"] for row in rows}) == count
     assert [row["prompt"] for row in programs.rows(task, 100)] == [row["prompt"] for row in rows[:100]]
@@ -102,8 +101,8 @@ def test_a_trace_without_noise_is_a_derivation_and_scores():
     for prompt, completion in itertools.islice(programs.traces(ProgramsTask(), start, 0.0, "seed"), 50):
         assert verify(completion, programs.reference(prompt, 0.0))
         assert len(completion.split("</think>")[0].rstrip(";").split(";")) == 4  # b, a and two checks
-    traces = dict(itertools.islice(programs.traces(ProgramsTask(points=3), start, 0.0, "seed"), 20_000))
-    assert traces[SHOWN + "<think>"] == "b=4;7-4=3;3*6=8;</think>x*3+4\n"
+    traces = dict(itertools.islice(programs.traces(ProgramsTask(), start, 0.0, "seed"), 60_000))
+    assert traces[SHOWN + ",2:0<think>"] == "b=4;7-4=3;3*6=8;3*2=6;</think>x*3+4\n"
 
 
 def test_steps_after_a_wrong_step_use_its_result():
@@ -116,7 +115,7 @@ def test_steps_after_a_wrong_step_use_its_result():
 
 
 def test_the_facts_are_three_steps_of_each_of_the_hundred_functions():
-    facts = programs.facts(ProgramsTask(points=3))
+    facts = programs.facts()
     assert len(facts) == len(dict(facts)) == 300
     text, digit = next(fact for fact in facts if fact[0].startswith(",0:4,1:7") and fact[0].endswith("-4="))
     assert digit == "3" and text.endswith("<think>b=4;7-4=")
@@ -125,7 +124,6 @@ def test_the_facts_are_three_steps_of_each_of_the_hundred_functions():
 
 
 def test_all_texts_are_in_the_labs_alphabet():
-    for name, task in generated.GENERATED.items():
-        settings = {"arithmetic": lambda: None, "programs": ProgramsTask}[name]()
-        texts = "".join(text + digit for text, digit in task.facts(settings)).replace(THINK, "")
+    for task in generated.GENERATED.values():
+        texts = "".join(text + digit for text, digit in task.facts()).replace(THINK, "")
         assert set(texts) <= set(ALPHABET)

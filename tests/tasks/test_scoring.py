@@ -17,7 +17,7 @@ from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ScoringService,
 from scalerl.tasks.user_rewards import Failures, RewardError, call_reward
 from scalerl.types import Prompt, Score
 
-SETTINGS = Scoring(workers=1, reward_timeout_s=60)
+SETTINGS = Scoring(workers=1)
 
 
 def prompt(reference="", task="task", **columns):
@@ -36,7 +36,7 @@ def rewards_here(tmp_path, monkeypatch):
 
     def make(text, name, pass_reward=1.0, **settings):
         (tmp_path / "my_rewards.py").write_text(textwrap.dedent(text))
-        settings = Scoring(**{"workers": 1, "reward_timeout_s": 60.0, **settings})
+        settings = Scoring(**{"workers": 1, **settings})
         scorers.append(FunctionScorer(f"my_rewards:{name}", pass_reward, settings))
         return scorers[-1]
 
@@ -180,8 +180,9 @@ def test_an_asynchronous_reward_function_is_run(rewards_here, name, rewards):
         ("sleeps", "my_rewards:sleeps took longer"),
     ],
 )
-def test_a_failing_asynchronous_reward_function_is_counted(rewards_here, name, message):
-    scorer = rewards_here(ASYNCHRONOUS, name, reward_timeout_s=1.0 if name == "sleeps" else 60.0)
+def test_a_failing_asynchronous_reward_function_is_counted(rewards_here, name, message, monkeypatch):
+    monkeypatch.setattr(scoring, "REWARD_S", 1.0 if name == "sleeps" else 60.0)
+    scorer = rewards_here(ASYNCHRONOUS, name)
     scores = score(scorer, prompt(), ["c", "d"])
     assert all(re.search(message, given.reason) for given in scores) and scorer.failures.failed == 2
 
@@ -208,8 +209,9 @@ BAD = """
         ("vanishes", r"my_rewards:vanishes .*exit code 7"),
     ],
 )
-def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_here, name, message):
-    scorer = rewards_here(BAD, name, reward_timeout_s=1.0 if name == "sleeps" else 60.0)
+def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_here, name, message, monkeypatch):
+    monkeypatch.setattr(scoring, "REWARD_S", 1.0 if name == "sleeps" else 60.0)
+    scorer = rewards_here(BAD, name)
     first, second = score(scorer, prompt(), ["c", "d"])
     assert first == second == Score.missing("") and re.search(message, first.reason)
     assert scorer.failures.failed == 2

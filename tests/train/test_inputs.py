@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from texts import Tokenizer
 
 from scalerl.config import read_config
+from scalerl.config.trust import code_of
 from scalerl.core.errors import ConfigError
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.models.loading import load_tokenizer
@@ -181,11 +182,11 @@ def test_changed_code_of_a_reward_function_is_a_note(tmp_path, monkeypatch):
     file.write_text("def right(prompts, completions, **columns): return [0.0 for _ in completions]\n")
     data = str(write(tmp_path / "p.jsonl", ROWS))
     words = ["--model", "some/model", "--data", data, "--reward", "rewards_of_a_resume:right"]
-    before = code_inputs(read_config(None, words))
+    before = code_inputs(code_of(read_config(None, words)))
     assert list(before) == ["data.reward = rewards_of_a_resume:right"]
-    assert code_notes(before, code_inputs(read_config(None, words))) == []
+    assert code_notes(before, code_inputs(code_of(read_config(None, words)))) == []
     file.write_text(file.read_text().replace("0.0", "1.0"))
-    (note,) = code_notes(before, code_inputs(read_config(None, words)))
+    (note,) = code_notes(before, code_inputs(code_of(read_config(None, words))))
     assert note.startswith("data.reward = rewards_of_a_resume:right has changed since the checkpoint")
 
 

@@ -31,7 +31,7 @@ def started(model, path, *words):
 
 LATE = [
     "check_functions", "model_path_of", "load_tokenizer", "load_prompts", "policy_spec", "check_vocabulary",
-    "length_rule", "with_replies", "check_length", "check_sampled", "check_rewards", "reference_notes",
+    "resolve", "check_length", "check_sampled", "check_rewards", "reference_notes",
     "generator_spec", "stop_tokens", "sent_weights", "_learner", "make_curriculum", "Pipeline", "counted", "Compute",
     "Records", "CheckpointStore", "Run", "Followers",
 ]  # fmt: skip

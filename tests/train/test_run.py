@@ -65,7 +65,7 @@ def test_every_component_of_the_recipe_has_an_effect(undisturbed):
 @pytest.mark.slow
 def test_the_mismatch_of_an_exact_engine_is_rounding_even_if_weights_change_within_most_rollouts(lab_model, tmp_path):
     """Every step trains tokens of its own weights, but nearly all of them over a cache of older ones."""
-    runs.train(lab_model, tmp_path / "run", "--recipe.off_policy.max_lag", "1", "--rollouts.lag_ticks", "3")
+    runs.train(lab_model, tmp_path / "run", "--recipe.off_policy.max_lag", "1")
     metrics = runs.rows(tmp_path / "run", "metrics.jsonl")
     assert max(m.get("log_ratio_stale", 0.0) for m in metrics) > 1e-3
     assert all(m.get("log_ratio_fresh", 0.0) <= 1e-5 for m in metrics)

@@ -17,7 +17,6 @@ prompts = 60
 
 [[data]]
 kind = "programs"
-points = 3
 prompts = 30
 """
 MIXED = ["--evaluation.every", "3", "--checkpoint.every", "3", "--steps", "12"]

@@ -107,17 +107,9 @@ def pipe(path):
 def test_a_cached_warm_start_that_was_damaged_is_trained_again_and_the_run_says_so(name, damage, kept, tmp_path):
     whole, notes = (kept / name).read_bytes(), []
     damage(kept / name)
-    config = SimpleNamespace(model=SMALL, data=TASK, hardware=SimpleNamespace(trainer_threads=1, generator_threads=0))
-    assert run_model.model_path_of(config, tmp_path, notes.append) == str(kept)
+    assert run_model.model_path_of(SMALL, TASK, 1, tmp_path, notes.append) == str(kept)
     assert (kept / name).read_bytes() == whole and fault(kept) == ""
     assert name in notes[0] and "is damaged, so it is trained again" in notes[0] and str(kept) in notes[0]
-
-
-def test_a_warm_start_of_an_earlier_version_is_kept_and_gets_its_digests(kept, monkeypatch):
-    (kept / "manifest.json").unlink()
-    assert fault(kept) == "" and (kept / "manifest.json").exists()
-    flip(kept / "model.safetensors")
-    assert "model.safetensors has other contents" in fault(kept)
 
 
 def test_a_damaged_warm_start_that_cannot_be_removed_ends_before_the_training(kept, monkeypatch):
@@ -147,7 +139,6 @@ def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path
     assert warm_start_directory(SMALL, same_chains) == alone != both
     for same in ((ArithmeticTask(share=3.0), ProgramsTask()), BOTH[::-1]):
         assert warm_start_directory(SMALL, same) == both  # traces are taught in equal numbers, in one order
-    assert warm_start_directory(SMALL, (ArithmeticTask(), ProgramsTask(points=3))) != both
     easy, hard = ArithmeticTask(operations=(1, 2), name="easy"), ArithmeticTask(operations=(5, 6), name="hard")
     twice = {warm_start_directory(SMALL, data) for data in ((easy,), (hard,), (easy, hard))}
     assert len(twice) == 3  # two tasks of one kind are both taught

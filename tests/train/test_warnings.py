@@ -16,13 +16,17 @@ def config(off_policy, slots=256):
     return replace(LAB, recipe=recipe, rollouts=replace(LAB.rollouts, slots=slots))
 
 
+def judge_of(configuration):
+    return RunWarnings(configuration.recipe, configuration.rollouts.slots, configuration.main_tasks, "flops")
+
+
 def warning_of(configuration, occupancy, mean=30.0, longest=60, steps=60):
     """Return the steps at which a warning is news, with the warning."""
     rows = [
         {"step": s, "occupancy": occupancy, "completion_tokens_mean": mean, "completion_tokens_max": longest}
         for s in range(1, steps + 1)
     ]
-    judge = RunWarnings(configuration)
+    judge = judge_of(configuration)
     return [(row["step"], text) for row in rows for text in judge.news(judge.step(row))]
 
 
@@ -53,11 +57,11 @@ def test_the_remedy_follows_from_the_schedule_and_the_lengths(off_policy, longes
 
 def test_a_step_without_occupancy_is_left_out_of_the_mean():
     rows = [{"step": step, "occupancy": value} for step, value in ((2, 0.5), (3, math.nan), (4, 0.7), (5, None))]
-    assert occupancy(rows, config(PipelineRL(max_lag=0))) == pytest.approx(0.6)
+    assert occupancy(rows, max_lag=0) == pytest.approx(0.6)
 
 
 def test_a_warning_is_an_event_when_it_begins_and_when_it_is_over_and_is_printed_once():
-    judge = RunWarnings(config(PipelineRL()))
+    judge = judge_of(config(PipelineRL()))
     rates = [0.0] * 20 + [0.12] * 20 + [0.0] * 20 + [0.12] * 20
     events = [judge.step({"step": step, "truncation_rate": rate}) for step, rate in enumerate(rates, 1)]
     # the mean of 20 steps is above 5% from the 9th truncated step on (0.054), above 10% from the 17th on (0.102)
@@ -70,7 +74,7 @@ def test_a_warning_is_an_event_when_it_begins_and_when_it_is_over_and_is_printed
 
 
 def test_the_warning_of_a_falling_curve_is_printed_again_after_a_recovery():
-    judge = RunWarnings(LAB)
+    judge = judge_of(LAB)
     rising = [0.2 + 0.4 * min(1.0, i / 10) for i in range(20)]
     texts = []
     for rates in (rising, [*rising, *[0.3] * 5], [*rising, *[0.3] * 5, *[0.6] * 5], [*rising, *[0.3] * 15]):
@@ -81,9 +85,10 @@ def test_the_warning_of_a_falling_curve_is_printed_again_after_a_recovery():
 
 def test_a_resumed_run_continues_its_warnings():
     rows = [{"step": step, "truncation_rate": 0.12} for step in range(1, 31)]
-    judge = RunWarnings(LAB)
+    judge = judge_of(LAB)
     events = [event._asdict() for row in rows for event in judge.step(row)]
-    again = RunWarnings(LAB, rows, events)
+    again = judge_of(LAB)
+    again.go_on(rows, events)
     assert again.step({"step": 31, "truncation_rate": 0.12}) == [] == again.news([])
 
 

@@ -11,7 +11,8 @@ import trl
 import yaml
 from commands import call
 
-from scalerl.config.recipe import SCALERL, Cispo, Interruption, PipelineRL
+from scalerl.config.length import Interruption
+from scalerl.config.recipe import SCALERL, Cispo, PipelineRL
 from scalerl.core.errors import ConfigError
 from scalerl.trainers import TRAINERS, check, configuration, data, read_settings, recognized
 from scalerl.trainers.check import Values, adapted, holds

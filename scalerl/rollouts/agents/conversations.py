@@ -113,9 +113,6 @@ class Conversations:
                 raise Refused(f"this conversation has {count:,} {what}; allowed: {allowed:,}, which are {most} tokens "
                               "or more (data.max_prompt_tokens)", code="context_length_exceeded")  # fmt: skip
         plan = self._of_chat(request) if request.messages else self._of_completion(request.text)
-        if plan.changed and self.settings["changed_history"] == "refuse":
-            raise Refused("messages: they differ from those of this conversation before; allowed: its messages as they "
-                          "were sent, with new ones after them (data.changed_history = 'refuse')")  # fmt: skip
         if len(plan.tokens) > most:
             raise Refused(f"this conversation has {len(plan.tokens)} tokens; allowed: {most} (data.max_prompt_tokens)",
                           code="context_length_exceeded")  # fmt: skip

@@ -125,12 +125,11 @@ class Session:
 class Endpoint:
     """A server on one address of this machine."""
 
-    def __init__(self, host: str, url_host: str, text: TokenText, server: Server) -> None:
+    def __init__(self, host: str, text: TokenText, server: Server) -> None:
         """Start listening on a free port.
 
         Args:
             host: Address on which it listens.
-            url_host: Name of this machine for programs; empty: that of `host`.
             text: Decoder of the policy's tokens.
             server: Server of this process.
 
@@ -150,7 +149,7 @@ class Endpoint:
                 f"data.host: cannot listen on {host!r} ({trouble(error)}); allowed: 127.0.0.1, an address of this "
                 "machine, or 0.0.0.0 for all"
             ) from None
-        name = url_host or WILDCARDS.get(host, host)
+        name = WILDCARDS.get(host, host)
         self.loopback = is_loopback(host)
         self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{self._socket.getsockname()[1]}/v1"
         routes = [

@@ -56,16 +56,16 @@ class Endpoints:
 
     def __init__(self, text: TokenText) -> None:
         """Prepare; `text` decodes the policy's tokens."""
-        self.text, self._by_host = text, dict[tuple[str, str], Endpoint]()
+        self.text, self._by_host = text, dict[str, Endpoint]()
         self._server: Server | None = None
 
     def of(self, settings: Mapping[str, Any]) -> Endpoint:
         """Return the endpoint of a task."""
-        key = settings["host"], settings["url_host"]
-        if key not in self._by_host:
+        host = settings["host"]
+        if host not in self._by_host:
             self._server = self._server or Server()
-            self._by_host[key] = Endpoint(*key, self.text, self._server)
-        return self._by_host[key]
+            self._by_host[host] = Endpoint(host, self.text, self._server)
+        return self._by_host[host]
 
     def close(self) -> None:
         """Stop all."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from scalerl.rollouts.build import EngineSpec, served_engines
-from scalerl.rollouts.engine import EnginePair, RoutingShape, Sampling
+from scalerl.rollouts.engine import EnginePair, RoutingShape
 from scalerl.rollouts.vllm.adapters import AdapterChannel
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.client import VllmClient, vllm_client
@@ -50,12 +50,12 @@ def server_handle(
         ConfigError: The server does not start, or does not meet the run's requirements.
     """
     generator = spec.generator
-    recipe, placement, sizes = generator.recipe, generator.placement, generator.sizes
+    decoding, placement, sizes = generator.decoding, generator.placement, generator.sizes
     transfer = spec.channel.transfer(spec.number)
-    positions = generator.longest_prompt + generator.rule.capacity
-    fp32_head = recipe.fp32_head and generator.hardware.dtype != "float32"
-    routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if recipe.routing_replay == "on" else None
-    nucleus = recipe.top_p < 1
+    positions = decoding.longest_prompt + decoding.rule.capacity
+    fp32_head = generator.policy.fp32_head and generator.policy.dtype != "float32"
+    routing = RoutingShape(sizes.layers, sizes.active_experts, sizes.experts) if decoding.experts else None
+    nucleus = decoding.sampling.top_p < 1
     needs = Needs(generator.vocabulary, positions, 2 * spec.slots, transfer.backend, fp32_head, routing, nucleus)
     with ExitStack() as at_stop:
         if placement.servers:
@@ -70,8 +70,8 @@ def server_handle(
         client = vllm_client(
             server,
             slots=(spec.slots, spec.slots),
-            rule=generator.rule,
-            sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
+            rule=decoding.rule,
+            sampling=decoding.sampling,
             needs=needs,
             transfer=transfer,
             sizes=sizes,
@@ -87,7 +87,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
     generator, place = spec.generator, spec.place
     placement, model = generator.placement, generator.policy
     revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
-    eager = ("--enforce-eager",) if generator.hardware.device == "cpu" else ()  # compiling takes a minute
+    eager = ("--enforce-eager",) if generator.device == "cpu" else ()  # compiling takes a minute
     experts = ("--enable-return-routed-experts",) if needs.routing else ()
     masks = ("--return-sampling-mask",) if needs.nucleus else ()
     adapters = spec.channel.server_arguments() if isinstance(spec.channel, AdapterChannel) else ()
@@ -99,7 +99,7 @@ def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str])
         log=generator.run / f"vllm_{'evaluations' if spec.evaluating else spec.number + 1}.log",
         python=placement.vllm_python or sys.executable,
         backend=needs.backend,
-        dtype=generator.hardware.dtype,
+        dtype=model.dtype,
         fp32_head=needs.fp32_head,
         tensor_parallel=placement.tensor_parallel,
         start_s=placement.start_timeout_s,

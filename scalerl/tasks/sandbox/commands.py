@@ -118,6 +118,8 @@ INSIDE = "/guest/scalerl/tasks/sandbox/guest"
 """Path of that directory in a sandbox. Its modules keep their names; the parent packages are empty there."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 THREADS = 64
+OUTPUT_KB = 4096
+"""Limit of standard output, or of one returned value, KiB."""
 NOBODY = "65534"
 
 
@@ -167,7 +169,7 @@ def _limits(settings: Sandbox, rules: bytes) -> dict[str, Any]:
         "test_s": settings.test_s,
         "program_s": settings.program_s,
         "memory": settings.memory_mb << 20,
-        "output": settings.output_kb << 10,
+        "output": OUTPUT_KB << 10,
         "threads": THREADS if _counts_by_namespace() else 0,
         "filter": rules,
         "environment": dict.fromkeys(THREADS_OF_LIBRARIES, "1") if _environment(settings) else {},

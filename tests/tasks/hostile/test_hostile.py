@@ -20,8 +20,8 @@ from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
 
 SECRET = "the-users-own-secret"
-SETTINGS = Sandbox(test_s=20.0, program_s=60.0, memory_mb=256, output_kb=256)
-HURRIED = Sandbox(test_s=1.0, program_s=5.0, memory_mb=256, output_kb=256)
+SETTINGS = Sandbox(test_s=20.0, program_s=60.0, memory_mb=256)
+HURRIED = Sandbox(test_s=1.0, program_s=5.0, memory_mb=256)
 """Short limits for programs that never end. Other programs may need more on a busy machine."""
 ENDLESS = ("hangs in the call", "returns numbers without end", "forges verdicts without end")
 DOUBLES = "def f(x): return 2 * x"
