@@ -57,4 +57,4 @@ class InNotebooks(Guided):
 
 def plot(shown: Any, axes: Any, **options: Any) -> Any:
     """Draw a curve or a fit on matplotlib axes, on new ones if there are none; return the axes."""
-    return import_module("scalerl.view.figures").plot(shown, axes, **options)
+    return import_module("scalerl.view.drawing").plot(shown, axes, **options)

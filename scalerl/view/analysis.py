@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Estimate, Fit, backtest, compare, fit
-from scalerl.scaling.comparison import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
+from scalerl.scaling.comparison import (
+    ASSUMED_SEED_SD,
+    ceilings,
+    common_ceiling,
+    log_efficiency,
+    side_mean,
+    summarize_ratio,
+)
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.sampling import held_at
@@ -127,21 +134,28 @@ class Side(NamedTuple):
     """Estimate from each run, shape (S,)."""
 
 
+def ends_of(comparison: Comparison) -> tuple[Side, Side]:
+    """Return where the climbs of both recipes end, from the draws that `compare` uses."""
+    rng = np.random.default_rng(0)
+
+    def ends(fits: tuple[Fit, ...]) -> Side:
+        draws = [rng.permutation(ceilings(f)) for f in fits]
+        recipe_D = side_mean(draws, np.full(len(draws[0]), comparison.seed_sd), rng)
+        return Side(summarize(recipe_D), tuple(map(summarize, draws)))
+
+    return ends(comparison.sides[0]), ends(comparison.sides[1])
+
+
 def sides_of(comparison: Comparison) -> dict[str, tuple[Side, Side]]:
     """Return the ceiling A of both recipes, and B at the common ceiling, by the name of the attribute of a fit."""
     rng = np.random.default_rng(0)
-
-    def ceiling(fits: tuple[Fit, ...]) -> Side:
-        draws = [rng.permutation(f.draws.asymptote) for f in fits]
-        recipe_D = side_mean(draws, np.full(len(draws[0]), comparison.seed_sd), rng)
-        return Side(summarize(recipe_D), tuple(f.asymptote for f in fits))
 
     def steepness(fits: tuple[Fit, ...]) -> Side:
         log_SD = [log_efficiency(f.curve, comparison.common_asymptote, comparison.seed_sd, rng) for f in fits]
         return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
     first, second = comparison.sides
-    return {"asymptote": (ceiling(first), ceiling(second)), "efficiency": (steepness(first), steepness(second))}
+    return {"asymptote": ends_of(comparison), "efficiency": (steepness(first), steepness(second))}
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,15 @@ import base64
 import html
 from collections.abc import Sequence
 from functools import singledispatch
-from io import BytesIO
 from typing import Any
 
 from scalerl.scaling import Comparison, CurveError, Fit, Forecast, advise
 from scalerl.scaling.estimate import Estimate
 from scalerl.scaling.forecast import band_text, evaluation_text
 from scalerl.scaling.units import range_text
-from scalerl.view.figures import DRAWING, plot_curve
+from scalerl.view.drawing import draw, png, with_scale
+from scalerl.view.figure import Figure
+from scalerl.view.page_figures import Recipe, curves_figure, recipes_of
 
 WIDTH = 6.4
 """Width of a picture, inches."""
@@ -36,7 +37,7 @@ def _(shown: Fit) -> str:
         ("last point", f"{shown.curve.metric[-1]:.3f} at {shown.curve.text(shown.last_compute)}"),
     ]
     notes = [band_text(shown), *shown.warnings]
-    return joined(strong(str(advise(shown))), table(rows), picture([(shown, "")]), *map(quiet, notes))
+    return joined(strong(str(advise(shown))), table(rows), picture(of_fit(shown)), *map(quiet, notes))
 
 
 @html_of.register
@@ -50,7 +51,7 @@ def _(shown: Forecast) -> str:
     ]
     head = ("", "level of the curve", evaluation)
     advice = strong(str(advise(shown.fit)))
-    return joined(advice, table(rows, head), picture([(shown.fit, "")]), *map(quiet, shown.notes()))
+    return joined(advice, table(rows, head), picture(of_fit(shown.fit)), *map(quiet, shown.notes()))
 
 
 @html_of.register
@@ -66,13 +67,8 @@ def _(shown: Comparison) -> str:
         ("difference of the climbs' ceilings", f"{shown.asymptote_difference:.3f}"),
         *((f"next gain of {name}", str(gain)) for name, gain in zip(shown.names, shown.next_gains, strict=True)),
     ]
-    runs = [
-        (f, name if len(side) == 1 else f"{name} {number}")
-        for name, side in zip(shown.names, shown.sides, strict=True)
-        for number, f in enumerate(side, 1)
-    ]
     advice = [quiet(shown.advice)] if shown.advice else []
-    return joined(strong(shown.sentence), *advice, table(rows), picture(runs))
+    return joined(strong(shown.sentence), *advice, table(rows), picture(curves_figure(recipes_of(shown), shown)))
 
 
 def run_html(run: Any) -> str:
@@ -119,16 +115,13 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     return f"<table>{top}{body}</table>"
 
 
-def picture(fits: Sequence[tuple[Fit, str]]) -> str:
-    """Return the picture of fits with their names, as an image in the page."""
-    from matplotlib.figure import Figure  # pyplot has global state
+def of_fit(shown: Fit) -> Figure:
+    """Return the figure of curves of a fit."""
+    return curves_figure([Recipe(shown.curve.label, "@s0", [(shown.curve.label, shown.curve, shown)])])
 
-    drawn = BytesIO()
-    with DRAWING:
-        figure = Figure(figsize=(WIDTH, 0.6 * WIDTH), dpi=110, layout="constrained")
-        axes = figure.subplots()
-        for fit_result, name in fits:
-            plot_curve(axes, fit_result, name=name)
-        figure.savefig(drawn, format="png")
-    data = base64.b64encode(drawn.getvalue()).decode("ascii")
-    return f'<img alt="points, fit and forecast" style="max-width:100%" src="data:image/png;base64,{data}">'
+
+def picture(figure: Figure) -> str:
+    """Return a figure as an image in the page."""
+    image = png([lambda axes: draw(axes, with_scale(figure, "log"))], (WIDTH, 0.6 * WIDTH), 110)
+    data = base64.b64encode(image).decode("ascii")
+    return f'<img alt="{html.escape(figure.title)}" style="max-width:100%" src="data:image/png;base64,{data}">'
