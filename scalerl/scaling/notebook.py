@@ -1,6 +1,6 @@
 """What all records do: they say what to write in place of attributes that they lack, and show themselves in notebooks.
 
-A table and a picture are made by `scalerl.view`, which is loaded for this only.
+HTML and pictures are made by `scalerl.view`, which is loaded for this only.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ NARROW = 4.6
 DRAWING = threading.Lock()
 """Matplotlib draws in one thread at a time."""
 
+FONTS = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
+"""Fonts that publishers take: TrueType instead of Type 3, and text as text."""
+
 DASHES = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (4, 1.5, 1, 1.5))}
 """Dashes of lines as those of matplotlib."""
 
@@ -238,17 +241,23 @@ def with_scale(figure: Figure, scale: Scale) -> Figure:
     return figure.with_part(options["logarithmic" if scale == "log" else "linear"]) if options else figure
 
 
-def png(panels: Sequence[Callable[[Any], Any]], size: tuple[float, float], dpi: int) -> bytes:
-    """Return a PNG with panels side by side, each drawn on its axes."""
+def images(
+    panels: Sequence[Callable[[Any], Any]], size: tuple[float, float], dpi: int, formats: Sequence[str] = ("png",)
+) -> dict[str, bytes]:
+    """Return a picture in some formats; it has panels side by side, each drawn on its axes."""
+    import matplotlib
     from matplotlib.figure import Figure  # pyplot has global state, and loggers draw in threads
 
-    drawn = BytesIO()
-    with DRAWING:
+    contents = {}
+    with DRAWING, matplotlib.rc_context(FONTS):
         figure = Figure(figsize=size, layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             panel(axes)
-        figure.savefig(drawn, format="png", dpi=dpi)
-    return drawn.getvalue()
+        for kind in formats:
+            file = BytesIO()
+            figure.savefig(file, format=kind, dpi=dpi)
+            contents[kind] = file.getvalue()
+    return contents
 
 
 def picture(fits: Sequence[Fit], note: str = "") -> bytes:
@@ -267,4 +276,4 @@ def picture(fits: Sequence[Fit], note: str = "") -> bytes:
         axes.annotate(caption, (0, 0), xycoords="axes fraction", xytext=(0, -38), textcoords="offset points",
                       fontsize=8, color=LIGHT.muted, va="top")  # fmt: skip
 
-    return png([partial(panel, f=f) for f in fits], (8 * len(fits), 5.2), 140)
+    return images([partial(panel, f=f) for f in fits], (8 * len(fits), 5.2), 140)["png"]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Band as Levels
 from scalerl.scaling import Comparison, Curve, Estimate, Fit, Frontier
 from scalerl.scaling.comparison import side_band
 from scalerl.scaling.forecast import band_text
+from scalerl.scaling.law import Array
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, ends_of, height_range
 from scalerl.view.figure import Axis, Band, Errors, Figure, Json, Line, Part, Points, Rule, Series, Span, powers_text
@@ -171,7 +172,7 @@ def curves_figure(recipes: Sequence[Recipe], comparison: Comparison | None = Non
     runs = [run for recipe in recipes for run in recipe.runs]
     first = runs[0][1]
     if len(runs) == 1:
-        return _single(*runs[0])
+        return _single(*runs[0][1:])
     least, end = min(_least(curve) for _, curve, _ in runs), 0.0
     bands, seeds, points, lines = list[Series](), list[Series](), list[Series](), list[Series]()
     for number, (name, color, members) in enumerate(recipes):
@@ -179,21 +180,17 @@ def curves_figure(recipes: Sequence[Recipe], comparison: Comparison | None = Non
         last = max(f.last_compute for f in fits)
         grid = grid_to(least, last, FORECAST_END * last)
         group: Json = {"color": color, "group": name}
-        if comparison:
-            levels = side_band(fits, grid, comparison.seed_sd)
-            ceiling = ends_of(comparison)[number].recipe
-        else:
-            levels, ceiling = fits[0].predict(grid), fits[0].asymptote
+        levels = side_band(fits, grid, comparison.seed_sd) if comparison else fits[0].predict(grid)
+        ceiling = ends_of(comparison)[number].recipe if comparison else fits[0].asymptote
         bands.append(Band(x=grid, low=levels.low, high=levels.high, edges=True, **group))
-        faint = {**group, "color": f"{color}/0.4"}
-        for at, (run, curve, f) in enumerate(members):
-            if len(members) > 1:
-                until = grid[grid <= f.last_compute]
-                seeds.append(Line(x=until, y=f.mean(until), width=1, name=run, hover="%{y:.3f}", **faint))
-            shown = replace(curve, stderr=None) if len(members) > 1 else curve
-            opacity = 0.4 if len(members) > 1 else 0.75
-            points.append(evaluations(shown, f"{color}/{opacity}", run, SYMBOLS[at % len(SYMBOLS)], group=name))
-        lines += _mean_lines(name, levels, last, group)
+        if len(members) > 1:
+            faint = f"{color}/0.4"
+            for run, _, f in members:
+                seeds.append(mean_lines(run, grid, f.mean(grid), f.last_compute, faint, 1, name)[0])
+            points += seed_points(name, {run: curve for run, curve, _ in members}, faint)
+        else:
+            points.append(evaluations(members[0][1], f"{color}/0.75", name, group=name))
+        lines += mean_lines(name, grid, levels.mean, last, color)
         end = max(end, FORECAST_END * last) * 1.04  # so that the marks of ceilings do not overlap
         mark: Json = {"x": [end], "y": [ceiling.mean], "size": 9, "symbol": "line-ew-open"}
         bars = Errors(whiskers(ceiling), color, 2, 5)
@@ -214,24 +211,23 @@ def curves_figure(recipes: Sequence[Recipe], comparison: Comparison | None = Non
                   wide=True, choices={"Compute axis": options})  # fmt: skip
 
 
-def _single(name: str, curve: Curve, f: Fit) -> Figure:
+def _single(curve: Curve, f: Fit) -> Figure:
     """Return the figure of one run."""
     least, last, end, ceiling = _least(curve), f.last_compute, FORECAST_END * f.last_compute, f.asymptote
     grid = grid_to(least, last, end)
     levels = f.predict(grid)
-    group: Json = {"color": "@s0", "hover": "%{x:.4g}<br>%{y:.3f}"}
     at = MULTIPLES * last
     ahead = ", ".join(f"{level:.3f} at {times:.0f}×" for level, times in zip(f.mean(at), MULTIPLES, strict=True))
-    fitted, forecast = _mean_lines(name, levels, last, group)
+    fitted, forecast = mean_lines("", grid, levels.mean, last, "@s0")
     of_ceiling: Json = {"color": "@s1", "x": np.array([last, 1.06 * end])}
     reached = f"ceiling of this climb, A = {ceiling.mean:.3f}" + ("" if f.identified else ", not identified yet")
     series = [
         Band(low=[ceiling.low] * 2, high=[ceiling.high] * 2, **of_ceiling),
         Band(x=grid, low=levels.low, high=levels.high, color="@s0"),
-        replace(fitted, name="fit with its 90% band", legend=True),
+        replace(fitted, name="fit with its 90% band"),
         replace(forecast, name=f"forecast, {ahead}", legend=True),
         evaluations(curve, "@ink", points_name(curve), legend=True),
-        Points(x=at, y=f.mean(at), size=8, symbol="circle-open", **group),
+        Points(x=at, y=f.mean(at), size=8, symbol="circle-open", color="@s0"),
         Line(y=[ceiling.mean] * 2, width=1.5, dash="dash", name=reached, legend=True, **of_ceiling),
     ]
     before = [Rule(float(curve.metric[0]), "@muted", "y", "before training")] if curve.compute[0] == 0 else []
@@ -246,14 +242,24 @@ def _single(name: str, curve: Curve, f: Fit) -> Figure:
     )  # fmt: skip
 
 
-def _mean_lines(name: str, levels: Levels, last: float, group: Json) -> list[Line]:
-    """Return the mean of a recipe up to its last compute, and its forecast."""
-    lines = []
-    for is_part, dash in ((levels.compute <= last, "solid"), (levels.compute >= last, "dash")):
-        hover = {"hover": f"{'forecast<br>' if dash == 'dash' else ''}%{{x:.4g}}<br>%{{y:.3f}}"}
-        part: Json = {"x": levels.compute[is_part], "y": levels.mean[is_part], "dash": dash, "legend": dash == "solid"}
-        lines.append(Line(name=name, **part, **{**hover, **group}))
-    return lines
+def mean_lines(
+    name: str, compute_M: Array, level_M: Array, last: float, color: str, width: float = 2.0, group: str = ""
+) -> list[Line]:
+    """Return the mean of a recipe up to its last compute, and its forecast; it is in the legend unless of a group."""
+    style: Json = {"name": name, "group": group or name, "color": color, "width": width}
+    past_M, later_M = compute_M <= last, compute_M >= last
+    return [
+        Line(x=compute_M[past_M], y=level_M[past_M], legend=not group, hover="%{y:.3f}", **style),
+        Line(x=compute_M[later_M], y=level_M[later_M], dash="dash", hover="forecast<br>%{x:.4g}<br>%{y:.3f}", **style),
+    ]
+
+
+def seed_points(name: str, curves: Mapping[str, Curve], color: str) -> list[Points]:
+    """Return the points of a recipe's runs, by their names, with a symbol for each and without standard errors."""
+    return [
+        evaluations(replace(curve, stderr=None), color, run, symbol, group=name)
+        for (run, curve), symbol in zip(curves.items(), cycle(SYMBOLS), strict=False)
+    ]
 
 
 def young_figure(curve: Curve) -> Figure:

@@ -8,25 +8,23 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from io import BytesIO, StringIO
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
 from scalerl.scaling.notebook import Scale
-from scalerl.view.drawing import DRAWING, draw, with_scale
+from scalerl.view.drawing import draw, images, with_scale
 from scalerl.view.figure import SUPERSCRIPTS, Figure
-from scalerl.view.palette import DARK, LIGHT, Palette
+from scalerl.view.palette import DARK, LIGHT
 
 FORMATS = ("pdf", "svg", "png")
 """Formats of a figure."""
 
 COLUMN = 3.25
 """Width of a column of a paper, inches."""
-
-FOR_PAPERS = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
-"""Fonts that publishers take: TrueType instead of Type 3, and text as text."""
 
 DPI = 400
 """Resolution of PNG, as publishers ask for."""
@@ -68,8 +66,9 @@ def save_page(
     directory.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes] = {}
     for name, figure in variants(figures, scale):
-        for kind, content in image_files(figure, width, DARK if dark else LIGHT).items():
-            contents[f"{name}.{kind}"] = content
+        panel = partial(draw, figure=figure, palette=DARK if dark else LIGHT)
+        size = width, figure.height * PIXELS or 0.72 * width
+        contents |= {f"{name}.{kind}": content for kind, content in images([panel], size, DPI, FORMATS).items()}
     for name, table in tables(page):
         contents |= {f"{name}.{kind}": text_of(table).encode() for kind, text_of in TEXTS.items()}
     for name, content in contents.items():
@@ -116,23 +115,6 @@ def variants(figures: Mapping[str, Figure | None], scale: Scale) -> Iterator[tup
 def slug(text: str) -> str:
     """Return a text as a part of a file's name."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:60] or "option"
-
-
-def image_files(shown: Figure, width: float, palette: Palette) -> dict[str, bytes]:
-    """Return a figure in every format."""
-    import matplotlib
-    from matplotlib import figure as of_matplotlib
-
-    contents = {}
-    with DRAWING, matplotlib.rc_context(FOR_PAPERS):
-        size = width, shown.height * PIXELS or 0.72 * width
-        figure = of_matplotlib.Figure(figsize=size, layout="constrained")
-        draw(figure.subplots(), shown, palette)
-        for kind in FORMATS:
-            file = BytesIO()
-            figure.savefig(file, format=kind, dpi=DPI)
-            contents[kind] = file.getvalue()
-    return contents
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

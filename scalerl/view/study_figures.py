@@ -7,25 +7,25 @@ others gray. If all arms are drawn the same way, the color shows the effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
+from scalerl.scaling.law import Array
 from scalerl.view.analysis import common_unit, slope_at
 from scalerl.view.figure import Axis, Figure, Line, Part, Points, Rule, Series, Span
 from scalerl.view.page_figures import (
     STRAIGHT,
-    SYMBOLS,
     compute_options,
-    evaluations,
     frontier_figure,
     grid_to,
     intervals,
+    mean_lines,
     metric_name,
     name_axis,
+    seed_points,
     slope_axes,
     straight,
     without_level,
@@ -103,7 +103,8 @@ def curves(results: StudyResult) -> Figure | None:
     last = max(fit.last_compute for arm in fitted_arms for fit in arm.fits)
     first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(results))
     grid = grid_to(first, last, FORECAST_END * last)
-    series: list[Series] = [_mean_line(arm, grid, OTHERS, 1.2) for arm in fitted_arms if arm.name != results.reference]
+    others = [arm for arm in fitted_arms if arm.name != results.reference]
+    series: list[Series] = [_curve(arm, grid, OTHERS, 1.2, arm.name)[0] for arm in others]
     if results.arm(results.reference).fits:
         series += _highlighted(results.arm(results.reference), grid, REFERENCE)
     options = {arm.name: Part(_highlighted(arm, grid, SELECTED)) for arm in results.ranked() if arm.fits}
@@ -233,24 +234,13 @@ MOST_TICKS = 8
 """Largest number of labels on an axis."""
 
 
-def _mean_line(arm: ArmResult, grid_M: np.ndarray, color: str, width: float, *, forecast: bool = False) -> Line:
-    """Return the mean curve of an arm's runs up to its last compute, or its forecast."""
-    last = max(fit.last_compute for fit in arm.fits)
-    part_M = grid_M[grid_M >= last] if forecast else grid_M[grid_M <= last]
-    mean_M = np.mean([fit.predict(part_M).mean for fit in arm.fits], axis=0)
-    return Line(
-        x=part_M, y=mean_M, color=color, width=width, dash="dash" if forecast else "solid", name=arm.name,
-        group=arm.name, hover="%{y:.3f}",
-    )  # fmt: skip
+def _curve(arm: ArmResult, grid_M: Array, color: str, width: float, group: str = "") -> list[Line]:
+    """Return the mean curve of an arm's runs, and its forecast, as `mean_lines`."""
+    mean_M = np.mean([fit.predict(grid_M).mean for fit in arm.fits], axis=0)
+    return mean_lines(arm.name, grid_M, mean_M, max(fit.last_compute for fit in arm.fits), color, width, group)
 
 
-def _highlighted(arm: ArmResult, grid_M: np.ndarray, color: str) -> list[Series]:
+def _highlighted(arm: ArmResult, grid_M: Array, color: str) -> list[Series]:
     """Return an arm's mean curve with its forecast, and the points of every seed."""
-    points = [
-        evaluations(replace(run.curve, stderr=None), f"{color}/0.7", f"{arm.name}, seed {run.key.seed}",
-                    SYMBOLS[at % len(SYMBOLS)], group=arm.name)
-        for at, run in enumerate(arm.runs)
-        if run.curve is not None
-    ]  # fmt: skip
-    mean = replace(_mean_line(arm, grid_M, color, 2.5), legend=True)
-    return [_mean_line(arm, grid_M, color, 2, forecast=True), mean, *points]
+    seeds = {f"{arm.name}, seed {run.key.seed}": run.curve for run in arm.runs if run.curve is not None}
+    return [*_curve(arm, grid_M, color, 2.5), *seed_points(arm.name, seeds, f"{color}/0.7")]
