@@ -138,6 +138,9 @@ class Curve(Guided):
     training: bool = False
     """Whether the metric is the reward of training prompts, and not a score on held-out ones."""
 
+    metric_name: str = ""
+    """Name of the metric in the log of another trainer, for figures, such as "val_accuracy"; "": a pass rate."""
+
     @checked(also="Curve.read(data) reads files, runs, data frames and rows")
     def __init__(
         self,
@@ -153,6 +156,7 @@ class Curve(Guided):
         prompts: int = 0,
         training: bool = False,
         answers: ArrayLike | None = None,
+        metric_name: str = "",
     ) -> None:
         low, high = checked_bounds(bounds)
         given = {"compute": compute, "metric": metric, "stderr": stderr, "answers": answers}
@@ -174,7 +178,7 @@ class Curve(Guided):
         values = {
             "bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured,
             "hours_per_unit": 1.0 if axis == "device_hours" else float(hours_per_unit), "prompts": int(prompts),
-            "training": training,
+            "training": training, "metric_name": metric_name,
         }  # fmt: skip
         for name, value in {"stderr": None, "answers": None, **columns, **values}.items():
             object.__setattr__(self, name, value)

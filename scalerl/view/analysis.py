@@ -37,9 +37,6 @@ FEW_RUNS = 3
 COLORS = 8
 """Number of colors of the pages, "@s0" to "@s7"."""
 
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""Dashes of the runs of one recipe, which share its color."""
-
 
 @dataclass(frozen=True, eq=False)
 class Slope:
@@ -168,8 +165,8 @@ class RunAnalysis:
     side: int
     """The recipe: 0, or 1 for the runs after `--versus`."""
 
-    style: tuple[str, str]
-    """Color and dash on the page: one color for each run, or one color for each recipe and one dash for each run."""
+    color: str
+    """Color on the page: one for each run, or one for each recipe."""
 
     outlook: Outlook
     """Fit, forecast and advice."""
@@ -255,17 +252,16 @@ def analyze(
     runs = []
     for number, (source, outlook) in enumerate(zip(sources, outlooks, strict=True)):
         side = int(number >= len(first))
-        place = number - len(first) if side else number
-        style = (f"@s{side}", DASHES[place % len(DASHES)]) if second else (f"@s{number % COLORS}", DASHES[0])
+        color = f"@s{side if second else number % COLORS}"
         moments = MOMENTS if len(sources) <= FEW_RUNS else FRACTIONS
-        runs.append(_run(source, side, style, outlook, ceiling, exclude_below, moments))
+        runs.append(_run(source, side, color, outlook, ceiling, exclude_below, moments))
     return Analysis(tuple(runs), ceiling, comparison, sides_of(comparison) if comparison else {})
 
 
 def _run(
     source: Source,
     side: int,
-    style: tuple[str, str],
+    color: str,
     outlook: Outlook,
     ceiling: float,
     exclude_below: float,
@@ -284,4 +280,4 @@ def _run(
     except CurveError as error:  # a run too short for a backtest is still shown
         untested = str(error)
     slope = slope_at(outlook.fit.curve, ceiling, source.name)
-    return RunAnalysis(source, side, style, outlook, slope, parts, scores, untested)
+    return RunAnalysis(source, side, color, outlook, slope, parts, scores, untested)

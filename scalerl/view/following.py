@@ -22,7 +22,7 @@ from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.scaling.stop import Judgment, StopRule, judge
 from scalerl.tables.errors import Away, TooEarly
 from scalerl.tables.forms import wandb_path
-from scalerl.view.outlook import Outlook, Source, choices_made, names_of, read_sources, source_outlook
+from scalerl.view.outlook import Outlook, Source, choices_made, named_curve, names_of, read_sources, source_outlook
 from scalerl.view.run import id_of
 
 EVERY_S = 15.0
@@ -222,7 +222,7 @@ class FollowedLog:
                 curve = Curve.of_table(table, str(self.path), reading.axis, reading.task, bounds=reading.bounds)
             else:
                 curve = Curve.from_rows(log.rows, axis=reading.axis)
-        return Source(self.path, self.name, replace(curve, label=curve.label or self.path.stem), None, log)
+        return Source(self.path, self.name, named_curve(curve, self.path, log), None, log)
 
     def _judged(self) -> list[Judgment]:
         """Judge the conditions. While the bounds move with the values, those on gain and ceiling wait."""

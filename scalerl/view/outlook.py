@@ -394,7 +394,12 @@ def _source(run: Any, name: str, options: ReadOptions) -> Source:
         curve = Curve.of_table(table, str(path), axis, task, bounds=limits)
     suites = [replace(Curve.of_table(table, str(path), curve.axis, suite), label=suite) for suite in info.suites] \
         if info else []  # fmt: skip
-    return Source(path, name, replace(curve, label=curve.label or path.stem), info, log, tuple(suites))
+    return Source(path, name, named_curve(curve, path, log), info, log, tuple(suites))
+
+
+def named_curve(curve: Curve, path: Path, log: Imported | None) -> Curve:
+    """Return a curve with the name of its run and, from a log, that of its metric."""
+    return replace(curve, label=curve.label or path.stem, metric_name=log.metric if log else "")
 
 
 def log_choices(options: ReadOptions) -> LogChoices:

@@ -36,7 +36,7 @@ from scalerl.view.page_figures import (
     FIGURES,
     frontier_figure,
     metric_figure,
-    metric_name,
+    metric_kind,
     series_figure,
     young_figure,
 )
@@ -400,7 +400,7 @@ def _last_value(curve: Curve) -> Json:
     pattern = curve.level_format
     lines = [f"± {error:{pattern}} (one standard error)"] if math.isfinite(error) else []
     lines.append(f"at {curve.text(curve.last_compute)}; {len(curve)} {curve.what}; bounds {low:g} to {high:g}")
-    return _card(_capital(metric_name(curve)), f"{curve.metric[-1]:{pattern}}", ["; ".join(lines)])
+    return _card(_capital(metric_kind(curve)), f"{curve.metric[-1]:{pattern}}", ["; ".join(lines)])
 
 
 # --------------------------------------------------------------------------------------------------------- several runs
@@ -503,11 +503,11 @@ def _run_card(run: RunAnalysis) -> Json:
         _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",
     ]
     warned = [*run.source.notes, *fit_result.warnings]
-    return _card(run.source.name, lines=lines, color=run.style[0], strong=str(advice), notes=warned)
+    return _card(run.source.name, lines=lines, color=run.color, strong=str(advice), notes=warned)
 
 
 COLUMNS_ALONE: dict[str, Callable[[RunAnalysis], Json]] = {
-    "Run": lambda run: cell(run.source.name, run.source.name, words=True, color=run.style[0]),
+    "Run": lambda run: cell(run.source.name, run.source.name, words=True, color=run.color),
     "Last value": lambda run: cell(
         f"{run.source.curve.metric[-1]:{run.source.curve.level_format}}", float(run.source.curve.metric[-1])
     ),

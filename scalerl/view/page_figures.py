@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -14,7 +15,7 @@ from scalerl.scaling.comparison import side_band
 from scalerl.scaling.forecast import band_text
 from scalerl.scaling.law import Array
 from scalerl.scaling.settings import Setting, setting_text
-from scalerl.view.analysis import COLORS, DASHES, Analysis, RunAnalysis, Slope, common_unit, ends_of, height_range
+from scalerl.view.analysis import COLORS, Analysis, RunAnalysis, Slope, common_unit, ends_of, height_range
 from scalerl.view.figure import Axis, Band, Errors, Figure, Json, Line, Part, Points, Rule, Series, Span, powers_text
 
 FORECAST_END = 4.0
@@ -25,6 +26,9 @@ MULTIPLES = np.array([2.0, FORECAST_END])
 
 SHOWN = 2000
 """Number of evaluations above which a figure leaves some out."""
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""Dashes of runs that share a color."""
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "triangle-left")
 """Symbols of the seeds of a recipe."""
@@ -91,25 +95,24 @@ STRAIGHT = (
 
 
 def straight(
-    slopes: Sequence[Slope], unit: float, style: tuple[str, str], width: float = 2, *, legend: bool = True
+    slopes: Sequence[Slope], unit: float, color: str, width: float = 2, *, legend: bool = True
 ) -> list[Series]:
     """Return the line of one recipe, with the geometric mean of B over its runs, and the points of each run."""
     spans = np.stack([slope.span for slope in slopes])
     efficiency = float(np.exp(np.mean([np.log(slope.efficiency) for slope in slopes])))
     span = np.array([spans[:, 0].min(), spans[:, 1].max()])
     mean = replace(slopes[0], efficiency=efficiency, span=span)
-    color, dash = style
     label = mean.label
     law = Line(
-        x=span / unit, y=mean.line(span, unit), color=color, width=width, dash=dash, group=label, legend=legend,
+        x=span / unit, y=mean.line(span, unit), color=color, width=width, group=label, legend=legend,
         name=f"{label}: B = {efficiency:.2f}",
     )  # fmt: skip
     return [law] + [
         Points(
             x=thinned(slope.compute / unit), y=thinned(slope.level(unit)), color=f"{color}/0.75", group=label,
-            symbol=SYMBOLS[(DASHES.index(dash) + number) % len(SYMBOLS)], hover="C %{x:.3g}<br>F %{y:.3g}", name=label,
+            symbol=symbol, hover="C %{x:.3g}<br>F %{y:.3g}", name=label,
         )
-        for number, slope in enumerate(slopes)
+        for slope, symbol in zip(slopes, cycle(SYMBOLS), strict=False)
     ]  # fmt: skip
 
 
@@ -280,7 +283,13 @@ def _least(curve: Curve) -> float:
 
 
 def metric_name(curve: Curve) -> str:
-    """Return the name of the metric: with bounds [0, 1] it is taken to be a pass rate."""
+    """Return the metric's own name, or what it is."""
+    named = f"{curve.metric_name} ({metric_kind(curve)})" if curve.training else curve.metric_name
+    return named if curve.metric_name else metric_kind(curve)
+
+
+def metric_kind(curve: Curve) -> str:
+    """Return what the metric is: with bounds [0, 1] it is taken to be a pass rate."""
     if curve.training:
         return "training reward"
     return "held-out pass rate" if curve.bounds == (0.0, 1.0) else "held-out metric"
@@ -385,7 +394,7 @@ def curves(analysis: Analysis) -> Figure:
         runs = [(source.name, source.curve) for source in sources]
         return curves_figure(recipes_of(analysis.comparison, runs), analysis.comparison)
     return curves_figure([
-        Recipe(run.source.name, run.style[0], [(run.source.name, run.source.curve, run.outlook.fit)])
+        Recipe(run.source.name, run.color, [(run.source.name, run.source.curve, run.outlook.fit)])
         for run in analysis.runs
     ])  # fmt: skip
 
@@ -419,9 +428,13 @@ def slopes(analysis: Analysis) -> Figure:
     """Return the figure of all runs as straight lines at the common ceiling."""
     lines = [run.slope for run in analysis.runs]
     unit = common_unit(lines)
-    series = [one for run in analysis.runs for one in straight([run.slope], unit, run.style)]
+    by_line = defaultdict[tuple[str, str], list[Slope]](list)  # a line for each run, or for each recipe
+    for run in analysis.runs:
+        name = analysis.comparison.names[run.side] if analysis.comparison else run.source.name
+        by_line[name, run.color].append(replace(run.slope, label=name))
+    series = [one for (_, color), members in by_line.items() for one in straight(members, unit, color)]
     caption = f"Each run is fitted again with its ceiling fixed at the common A = {analysis.ceiling:.3f}. {STRAIGHT}"
-    caption += without_level(lines)
+    caption += without_level(lines) + (" A line is the mean of a recipe's runs." if analysis.comparison else "")
     if analysis.comparison and analysis.comparison.verdict == "higher ceiling":
         caption += " Here the ceilings differ, so the common one fits neither side: do not rely on these slopes."
     axes = slope_axes(lines, unit, analysis.axis)
@@ -449,7 +462,7 @@ def _estimates(analysis: Analysis, quantity: str, title: str, axis: str) -> Figu
         names = [run.source.name for run in analysis.runs if run.side == number]
         rows += [(run, estimate, f"@s{number}", False) for run, estimate in zip(names, side.runs, strict=True)]
     if not rows:
-        rows = [(run.source.name, getattr(run.outlook.fit, quantity), run.style[0], False) for run in analysis.runs]
+        rows = [(run.source.name, getattr(run.outlook.fit, quantity), run.color, False) for run in analysis.runs]
     series = [intervals([e], [-i], [name], color, bold=bold) for i, (name, e, color, bold) in enumerate(rows)]
     recipes = ""
     if analysis.sides:

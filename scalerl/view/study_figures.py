@@ -130,14 +130,12 @@ def slopes(results: StudyResult) -> Figure | None:
     lines = [slope for listed in by_arm.values() for slope in listed]
     unit = common_unit(lines)
     series = [
-        straight(runs, unit, (OTHERS, "solid"), legend=False)[0]
-        for name, runs in by_arm.items()
-        if name != results.reference
+        straight(runs, unit, OTHERS, legend=False)[0] for name, runs in by_arm.items() if name != results.reference
     ]
     if results.reference in by_arm:
-        series += straight(by_arm[results.reference], unit, (REFERENCE, "solid"), 2.5)
+        series += straight(by_arm[results.reference], unit, REFERENCE, 2.5)
     options = {
-        arm.name: Part(straight(by_arm[arm.name], unit, (SELECTED, "solid"), 2.5))
+        arm.name: Part(straight(by_arm[arm.name], unit, SELECTED, 2.5))
         for arm in results.ranked()
         if arm.name in by_arm
     }

@@ -18,8 +18,8 @@ from scalerl.view.analysis import Slope, analyze, common_unit, sides_of, slope_a
 from scalerl.view.drawing import plot
 from scalerl.view.figure import Points, to_plotly
 from scalerl.view.frozen import asset
-from scalerl.view.outlook import Source
-from scalerl.view.page_figures import FIGURES, straight, without_level, young_figure
+from scalerl.view.outlook import Source, read_sources
+from scalerl.view.page_figures import FIGURES, metric_name, straight, without_level, young_figure
 from scalerl.view.palette import DARK, LIGHT
 from scalerl.view.papers import COLUMN
 
@@ -93,6 +93,16 @@ def test_ticks_are_amounts_as_people_say_them_without_an_offset(scale, axis, fac
     assert len(ticks) >= 2 and all(re.fullmatch(r"[\d.,]+", tick) and len(tick) <= 7 for tick in ticks), ticks
 
 
+def test_the_axis_of_the_metric_has_the_name_that_a_log_gives_it(axes):
+    made = curve()
+    rows = [{"global_step": int(c), "val_accuracy": m} for c, m in zip(made.compute, made.metric.tolist(), strict=True)]
+    (source,) = read_sources([rows])
+    plot(source.curve, axes)
+    assert axes.get_ylabel() == "val_accuracy" and source.curve.first(10).metric_name == "val_accuracy"
+    assert metric_name(made) == "held-out pass rate" and metric_name(replace(made, bounds=(-1, 1))) == "held-out metric"
+    assert metric_name(replace(made, training=True, metric_name="reward")) == "reward (training reward)"
+
+
 CASES = [("log", 0), ("linear", 0), ("log", 1), ("linear", 1)]
 
 
@@ -161,12 +171,12 @@ def test_points_at_or_above_the_ceiling_or_below_the_start_are_left_out_and_coun
 def test_runs_become_lines_whose_slopes_are_their_b():
     slopes = [slope_at(curve(efficiency=b, seed=i), 0.61, f"run {i}") for i, b in enumerate((1.5, 2.6))]
     for slope, true in zip(slopes, (1.5, 2.6), strict=True):
-        line, points = straight([slope], 1.0, ("@s0", "solid"))
+        line, points = straight([slope], 1.0, "@s0")
         steepness = np.diff(np.log(line.y)) / np.diff(np.log(line.x))
         assert steepness[0] == pytest.approx(slope.efficiency, rel=1e-4) == pytest.approx(true, rel=0.05)
         assert line.name == f"{slope.label}: B = {slope.efficiency:.2f}" and len(points.x) == len(slope.compute)
     # the line of two runs has the geometric mean of their slopes
-    both = straight(slopes, 1.0, ("@s0", "solid"))[0]
+    both = straight(slopes, 1.0, "@s0")[0]
     steepness = np.diff(np.log(both.y)) / np.diff(np.log(both.x))
     assert steepness[0] == pytest.approx(np.sqrt(slopes[0].efficiency * slopes[1].efficiency), rel=1e-4)
 
