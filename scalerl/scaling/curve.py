@@ -9,15 +9,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.core.calls import checked
+from scalerl.core.views import VIEWS
 from scalerl.scaling.law import Array
-from scalerl.scaling.notebook import PLOT_HABITS, Guided, Scale, plot
+from scalerl.scaling.notebook import PLOT_HABITS, Guided, Scale
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
 from scalerl.tables.errors import CurveError
@@ -192,7 +192,7 @@ class Curve(Guided):
     @checked(habits=PLOT_HABITS)
     def plot(self, ax: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
         """Draw the points with their fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
-        return plot(self, ax, name=name, scale=scale, dark=dark)
+        return VIEWS["plot"](self, ax, name=name, scale=scale, dark=dark)
 
     def __str__(self) -> str:
         name = f"{self.label}: " if self.label else ""
@@ -279,8 +279,7 @@ class Curve(Guided):
         Raises:
             CurveError: It cannot be read as a curve; the message states what to do.
         """
-        # by name, because the packages below `view` do not import it
-        curve: Curve = import_module("scalerl.view.outlook").curve_from(data, **reading)
+        curve: Curve = VIEWS["curve_from"](data, **reading)
         return curve
 
     @classmethod
