@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from scalerl.core import VERSION as __version__
-from scalerl.core.views import VIEWS
+from scalerl.core import VIEWS
 
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train

@@ -14,8 +14,8 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl.core import VIEWS
 from scalerl.core.calls import checked
-from scalerl.core.views import VIEWS
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import PLOT_HABITS, Guided, Scale
 from scalerl.scaling.units import UNITS as UNITS

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl.core import VIEWS
 from scalerl.core.calls import checked
-from scalerl.core.views import VIEWS
 from scalerl.scaling.curve import Curve, checked_curve, checked_kind, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, quantiles, summarize, weighted_mean
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms

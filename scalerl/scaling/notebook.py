@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from scalerl.core import VIEWS
 from scalerl.core.calls import missing
-from scalerl.core.views import VIEWS
 
 Scale = Literal["log", "linear"]
 """Scale of a compute axis."""
