@@ -123,8 +123,6 @@ class Axis:
     """Both ends, in the unit of the axis; None: from the values."""
     ticks: Mapping[float, str] | None = None
     """Labels by their places; None: round numbers."""
-    digits: bool = False
-    """Whether a logarithmic axis has 0.1 and 100 instead of powers of ten."""
     percent: bool = False
     """Whether values are shares, which begin at 0 and are shown in percent."""
 
@@ -273,8 +271,8 @@ def _axis(axis: Axis, name: str) -> Json:
         made |= {"tickvals": list(axis.ticks), "ticktext": list(map(_text, axis.ticks.values()))}
     if axis.is_rows:
         made["showgrid"] = False
-    if axis.digits:
-        made["exponentformat"] = "none"
+    if not axis.compute:
+        made["exponentformat"] = "none"  # 0.1 and 100, not powers of ten
     if axis.percent:
         made |= {"tickformat": ".1%", "rangemode": "nonnegative"}
     return made

@@ -118,7 +118,7 @@ def straight(
 
 def slope_axes(slopes: Sequence[Slope], unit: float, axis: str) -> tuple[Axis, Axis]:
     """Return axes for straight lines."""
-    x = Axis(f"compute in units of {powers_text(unit)} {axis}", "log", digits=True)
+    x = Axis(f"compute in units of {powers_text(unit)} {axis}", "log")
     return x, Axis("F(R) = C^B", "log", limits=height_range(slopes, unit))
 
 
@@ -229,7 +229,7 @@ def _single(curve: Curve, f: Fit) -> Figure:
         Band(x=grid, low=levels.low, high=levels.high, color="@s0"),
         replace(fitted, name="fit with its 90% band"),
         replace(forecast, name=f"forecast, {ahead}", legend=True),
-        evaluations(curve, "@ink", points_name(curve), legend=True),
+        evaluations(curve, "@ink", dots_of([curve]) + ("" if curve.stderr is None else " ± s.e."), legend=True),
         Points(x=at, y=f.mean(at), size=8, symbol="circle-open", color="@s0"),
         Line(y=[ceiling.mean] * 2, width=1.5, dash="dash", name=reached, legend=True, **of_ceiling),
     ]
@@ -293,14 +293,6 @@ def metric_kind(curve: Curve) -> str:
     if curve.training:
         return "training reward"
     return "held-out pass rate" if curve.bounds == (0.0, 1.0) else "held-out metric"
-
-
-def points_name(curve: Curve) -> str:
-    """Return what the points of a curve are, with their error bars."""
-    if curve.training:
-        return "training reward" + ("" if curve.stderr is None else " ± s.e. by scatter")
-    of = f" of {curve.prompts:,} prompts" if curve.prompts else ""
-    return f"held-out evaluation{of}" + ("" if curve.stderr is None else " ± s.e.")
 
 
 def frontier_figure(frontier: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> Figure:
@@ -515,7 +507,8 @@ def _earlier_forecasts(run: RunAnalysis) -> Part:
     return Part([*series, points], frames=frames)
 
 
-Make = Callable[[Analysis], Figure | None]
-ORDER: tuple[Make, ...] = (curves, suites, ceilings, steepness, slopes, backtests)
-FIGURES = {make.__name__: make for make in ORDER}
+FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {
+    "curves": curves, "suites": suites, "ceilings": ceilings, "steepness": steepness, "slopes": slopes,
+    "backtests": backtests,
+}  # fmt: skip
 """The figures in the order of the page."""

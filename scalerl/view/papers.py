@@ -160,8 +160,8 @@ def latex_of(table: Table) -> str:
 
 def markdown_of(table: Table) -> str:
     """Return a table in Markdown; intervals follow in parentheses."""
-    rows = [[_with_interval(cell).replace("|", r"\|") for cell in row] for row in table.rows]
-    lines = [table.columns, ["--"] + ["--:"] * (len(table.columns) - 1), *rows]
+    rows = [["--"] + ["--:"] * (len(table.columns) - 1), *(map(_with_interval, row) for row in table.rows)]
+    lines = ([cell.replace("|", r"\|") for cell in cells] for cells in (table.columns, *rows))
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

@@ -176,10 +176,10 @@ def ceilings(results: StudyResult) -> Figure | None:
                   title="Ceiling A of each climb, by arm and seed", wide=True)  # fmt: skip
 
 
-ORDER: tuple[Callable[[StudyResult], Figure | None], ...] = (
-    frontier, differences, ratios, curves, slopes, ceilings,
-)  # fmt: skip
-FIGURES = {make.__name__: make for make in ORDER}
+FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
+    "frontier": frontier, "differences": differences, "ratios": ratios, "curves": curves, "slopes": slopes,
+    "ceilings": ceilings,
+}  # fmt: skip
 """The figures in the order of the page; None if there is nothing to draw."""
 
 
