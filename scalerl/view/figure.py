@@ -264,15 +264,13 @@ def _axis(axis: Axis, name: str) -> Json:
     unit = f" ({UNITS.get(axis.compute, axis.compute)})" if axis.compute else ""
     made: Json = {"title": {"text": _text(axis.title + unit)}, "type": axis.scale}
     if axis.scale == "log" and axis.ticks is None and name == "xaxis":
-        made["dtick"] = "D2"  # labels at 1, 2 and 5
+        made |= {"dtick": "D2", "exponentformat": "power" if axis.compute else "none"}  # labels at 1, 2 and 5
     if axis.limits:
         made["range"] = plain(np.log10(axis.limits) if axis.scale == "log" else axis.limits)
     if axis.ticks is not None:
         made |= {"tickvals": list(axis.ticks), "ticktext": list(map(_text, axis.ticks.values()))}
     if axis.is_rows:
         made["showgrid"] = False
-    if not axis.compute:
-        made["exponentformat"] = "none"  # 0.1 and 100, not powers of ten
     if axis.percent:
         made |= {"tickformat": ".1%", "rangemode": "nonnegative"}
     return made

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -220,7 +221,8 @@ def run_figures(run: FollowedRun, analyses: Analyses) -> dict[str, Figure | None
     for number, task in enumerate(run.tasks):
         analysis, suffix = analyses.get(task, ""), f"-{number}" if number else ""
         if isinstance(analysis, str):
-            figures[f"curves{suffix}"] = young_figure(curve_of(run.points[task], run.axis))
+            with suppress(CurveError):  # a card has the reason, if the points are none of a curve
+                figures[f"curves{suffix}"] = young_figure(curve_of(run.points[task], run.axis))
             continue
         of_task = f" of {task}" if len(run.tasks) > 1 else ""
         for name in ALONE:

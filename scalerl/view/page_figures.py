@@ -435,8 +435,11 @@ def slopes(analysis: Analysis) -> Figure:
 
 def ceilings(analysis: Analysis) -> Figure:
     """Return the figure of A with intervals, by run and by recipe."""
-    axis = "where the climb ends, as compared" if analysis.sides else "ceiling A of the climb"
-    return _estimates(analysis, "asymptote", "Ceiling A of each climb", axis)
+    axis, about = "ceiling A of the climb", ""
+    if analysis.sides:
+        axis = "where the climb ends, as compared"
+        about = " All are from the draws that the comparison uses, which leave out improbable later rises."
+    return _estimates(analysis, "asymptote", "Ceiling A of each climb", axis, about)
 
 
 def steepness(analysis: Analysis) -> Figure:
@@ -445,7 +448,7 @@ def steepness(analysis: Analysis) -> Figure:
     return _estimates(analysis, "efficiency", "Steepness B", at)
 
 
-def _estimates(analysis: Analysis, quantity: str, title: str, axis: str) -> Figure:
+def _estimates(analysis: Analysis, quantity: str, title: str, axis: str, about: str = "") -> Figure:
     """Return a figure with a row for each run; if recipes are compared, with a thick row above the runs of each."""
     rows: list[tuple[str, Estimate, str, bool]] = []
     for number, side in enumerate(analysis.sides.get(quantity, ())):
@@ -456,13 +459,8 @@ def _estimates(analysis: Analysis, quantity: str, title: str, axis: str) -> Figu
     if not rows:
         rows = [(run.source.name, getattr(run.outlook.fit, quantity), run.color, False) for run in analysis.runs]
     series = [intervals([e], [-i], [name], color, bold=bold) for i, (name, e, color, bold) in enumerate(rows)]
-    recipes = ""
-    if analysis.sides:
-        recipes = (
-            " All are from the draws that the comparison uses, which leave out improbable later rises. Thick lines are "
-            "recipes and include the scatter of seeds."
-        )
-    caption, height = f"Lines are 90% intervals.{recipes}", 140 + 32 * len(rows)
+    recipes = " Thick lines are recipes and include the scatter of seeds." if analysis.sides else ""
+    caption, height = f"Lines are 90% intervals.{about}{recipes}", 140 + 32 * len(rows)
     return Figure(series, Axis(axis), name_axis([row[0] for row in rows]), height=height, title=title, caption=caption)
 
 
