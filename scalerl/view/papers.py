@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
@@ -69,7 +69,8 @@ def save_page(
         panel = partial(draw, figure=figure, palette=DARK if dark else LIGHT)
         size = width, figure.height * PIXELS or 0.72 * width
         contents |= {f"{name}.{kind}": content for kind, content in images([panel], size, DPI, FORMATS).items()}
-    for name, table in tables(page):
+    for table in (block for block in page["blocks"] if block["kind"] == "table"):
+        name = f"table-{slug(table['title'].lower())}"
         contents |= {f"{name}.{kind}": text_of(table).encode() for kind, text_of in TEXTS.items()}
     for name, content in contents.items():
         with atomic_file(directory / name) as temporary:
@@ -120,58 +121,39 @@ def slug(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-class Table(NamedTuple):
-    """A table of a page as text."""
-
-    columns: list[str]
-    rows: list[list[tuple[str, str]]]
-    """Each cell with its interval, which may be empty."""
-
-
-def tables(page: Json) -> Iterator[tuple[str, Table]]:
-    """Yield the tables of a page with the names of their files."""
-    for block in page["blocks"]:
-        if block["kind"] == "table":
-            rows = [[(cell["text"], cell["small"]) for cell in row] for row in block["rows"]]
-            yield f"table-{slug(block['title'].lower())}", Table(block["columns"], rows)
-
-
-def csv_of(table: Table) -> str:
-    """Return a table as CSV; a column with intervals is followed by one with their ends."""
-    ranged = [any(row[at][1] for row in table.rows) for at in range(len(table.columns))]
+def csv_of(table: Json) -> str:
+    """Return a table of a page as CSV; a column with intervals is followed by one with their ends."""
+    heads = [{"text": name, "small": f"{name}, 90% interval"} for name in table["columns"]]
+    ranged = [any(row[at]["small"] for row in table["rows"]) for at in range(len(heads))]
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    heads = [(name, f"{name}, 90% interval") for name in table.columns]
-    for row in (heads, *table.rows):
-        writer.writerow([part for pair, wide in zip(row, ranged, strict=True) for part in pair[: 2 if wide else 1]])
+    for row in (heads, *table["rows"]):
+        pairs = zip(row, ranged, strict=True)
+        writer.writerow([cell[part] for cell, wide in pairs for part in ("text", "small")[: 2 if wide else 1]])
     return text.getvalue()
 
 
-def latex_of(table: Table) -> str:
-    """Return a table as a `tabular` of LaTeX with the rules of booktabs; intervals follow in parentheses."""
-    lines = [_latex_row(table.columns), r"\midrule"]
-    lines += [_latex_row(list(map(_with_interval, row))) for row in table.rows]
-    body = "\n".join([r"\toprule", *lines, r"\bottomrule"])
-    return (
-        "% needs \\usepackage{booktabs}\n\\begin{tabular}{l" + "r" * (len(table.columns) - 1) + f"}}\n{body}\n"
-        "\\end{tabular}\n"
-    )
+def latex_of(table: Json) -> str:
+    """Return a table of a page as a `tabular` of LaTeX with the rules of booktabs; intervals follow in parentheses."""
+    head, *rows = (" & ".join(map(latex_text, cells)) + r" \\" for cells in _cells(table))
+    body = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
+    columns = "l" + "r" * (len(table["columns"]) - 1)
+    return f"% needs \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
 
 
-def markdown_of(table: Table) -> str:
-    """Return a table in Markdown; intervals follow in parentheses."""
-    rows = [["--"] + ["--:"] * (len(table.columns) - 1), *(map(_with_interval, row) for row in table.rows)]
-    lines = ([cell.replace("|", r"\|") for cell in cells] for cells in (table.columns, *rows))
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def markdown_of(table: Json) -> str:
+    """Return a table of a page in Markdown; intervals follow in parentheses."""
+    head, *rows = ([cell.replace("|", r"\|") for cell in cells] for cells in _cells(table))
+    rule = ["--"] + ["--:"] * (len(head) - 1)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, rule, *rows))
 
 
-def _with_interval(cell: tuple[str, str]) -> str:
-    text, small = cell
-    return f"{text} ({small})" if small else text
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(latex_text, cells)) + r" \\"
+def _cells(table: Json) -> list[list[str]]:
+    """Return the headings and the rows, each cell with its interval in parentheses."""
+    rows = [
+        [f"{one['text']} ({one['small']})" if one["small"] else one["text"] for one in row] for row in table["rows"]
+    ]
+    return [table["columns"], *rows]
 
 
 SPECIAL = {
