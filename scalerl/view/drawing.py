@@ -224,14 +224,14 @@ def plot(
     kept = _KEPT.setdefault(axes, _Kept([], []))
     for artist in kept.artists:
         artist.remove()
-    before = {id(artist) for artist in axes.get_children()}
-    kept.runs.append((name or f.curve.label or f"run {len(kept.runs) + 1}", f.curve, f))
+    before = set(axes.get_children())
+    named, number = name or f.curve.label or "run", len(kept.runs) + 1
+    kept.runs.append((f"{named} ({number})" if named in (run[0] for run in kept.runs) else named, f.curve, f))
     recipes = [Recipe(run[0], f"@s{at % COLORS}", [run]) for at, run in enumerate(kept.runs)]
     alone = f"{name or f.curve.label}   A = {f.asymptote.mean:.3f}, B = {f.efficiency.mean:.2f}".strip()
     title = f"{alone if len(recipes) == 1 else ''}\n{note}".strip()
     draw(axes, with_scale(curves_figure(recipes), scale), palette, title=title)
-    made = (artist for artist in axes.get_children() if id(artist) not in before)
-    kept.artists[:] = [artist for artist in made if artist is not axes.get_legend()]
+    kept.artists[:] = set(axes.get_children()) - before - {axes.get_legend()}
     return axes
 
 

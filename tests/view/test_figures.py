@@ -68,7 +68,10 @@ def test_a_second_curve_gets_its_color_and_both_share_one_legend(axes):
     own = axes.plot([1000.0, 2000.0], [0.3, 0.3])[0]
     plot(two, axes, name="fourth")
     assert own in axes.lines  # what the caller drew stays
-    assert sum(isinstance(area, PolyCollection) for area in axes.collections) == 4  # bands, each once
+    plot(two, axes)
+    plot(two, axes)
+    assert legend(axes)[-2:] == ["simulated", "simulated (6)"]
+    assert sum(isinstance(area, PolyCollection) for area in axes.collections) == 6  # bands, each once
 
 
 @pytest.mark.parametrize("scale", ["log", "linear"])
