@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -190,7 +190,7 @@ def curves_figure(recipes: Sequence[Recipe], comparison: Comparison | None = Non
             faint = f"{color}/0.4"
             for run, _, f in members:
                 seeds.append(mean_lines(run, grid, f.mean(grid), f.last_compute, faint, 1, name)[0])
-            points += seed_points(name, {run: curve for run, curve, _ in members}, faint)
+            points += seed_points(name, [member[:2] for member in members], faint)
         else:
             points.append(evaluations(members[0][1], f"{color}/0.75", name, group=name))
         lines += mean_lines(name, grid, levels.mean, last, color)
@@ -257,11 +257,11 @@ def mean_lines(
     ]
 
 
-def seed_points(name: str, curves: Mapping[str, Curve], color: str) -> list[Points]:
-    """Return the points of a recipe's runs, by their names, with a symbol for each and without standard errors."""
+def seed_points(name: str, curves: Iterable[tuple[str, Curve]], color: str) -> list[Points]:
+    """Return the points of a recipe's runs, each with its name, with a symbol for each and without standard errors."""
     return [
         evaluations(replace(curve, stderr=None), color, run, symbol, group=name)
-        for (run, curve), symbol in zip(curves.items(), cycle(SYMBOLS), strict=False)
+        for (run, curve), symbol in zip(curves, cycle(SYMBOLS), strict=False)
     ]
 
 

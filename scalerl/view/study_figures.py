@@ -240,5 +240,5 @@ def _curve(arm: ArmResult, grid_M: Array, color: str, width: float, group: str =
 
 def _highlighted(arm: ArmResult, grid_M: Array, color: str) -> list[Series]:
     """Return an arm's mean curve with its forecast, and the points of every seed."""
-    seeds = {f"{arm.name}, seed {run.key.seed}": run.curve for run in arm.runs if run.curve is not None}
+    seeds = [(f"{arm.name}, seed {run.key.seed}", run.curve) for run in arm.runs if run.curve is not None]
     return [*_curve(arm, grid_M, color, 2.5), *seed_points(arm.name, seeds, f"{color}/0.7")]

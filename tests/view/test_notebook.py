@@ -17,6 +17,8 @@ import scalerl
 from scalerl.config import LAB
 from scalerl.scaling import Curve, CurveError, advise, compare, fit, forecast
 from scalerl.training.run_dir import RunDirectory
+from scalerl.view.figure import Points
+from scalerl.view.page_figures import curves_figure, recipes_of
 
 matplotlib.use("Agg")
 
@@ -81,6 +83,12 @@ def test_the_repr_of_a_record_is_one_short_line(shown, start):
     text = repr(shown)
     assert text.startswith(start.replace("'the first", "'The first") if "Comparison" in start else start)
     assert "\n" not in text and len(text) < 260 and "array(" not in text
+
+
+def test_seeds_of_one_label_are_all_drawn():
+    shown = compare([run(), run(seed=1)], [run(seed=2), run(seed=3), run(seed=4)], names=("a", "b"))
+    points = [one for one in curves_figure(recipes_of(shown), shown).series if isinstance(one, Points)]
+    assert [(one.group, len(one.x)) for one in points if len(one.x) > 1] == [("a", 41)] * 2 + [("b", 41)] * 3
 
 
 def test_curves_and_fits_draw_themselves_and_share_axes():
