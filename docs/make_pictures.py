@@ -18,10 +18,13 @@ import numpy as np
 
 from scalerl.scaling import Curve, fit, sigmoid
 from scalerl.view.analysis import Analysis, analyze
-from scalerl.view.figures import BLUE, GRAY, INK, ORANGE, plot_curve
+from scalerl.view.drawing import plot
 from scalerl.view.frozen import frozen
 from scalerl.view.outlook import Source
 from scalerl.view.page import page
+from scalerl.view.palette import LIGHT
+
+BLUE, ORANGE, INK, GRAY = LIGHT.series[0], LIGHT.series[1], LIGHT.ink, "#8a8f98"
 
 LAST = 16_000.0
 """Compute of a whole run, in device-hours."""
@@ -106,7 +109,7 @@ def belief(path: Path) -> None:
     """Draw what is known of one run at three moments of it."""
     figure, axes = new_figure(1, 3, (15, 4.6))
     for drawn, last in zip(axes, (1500.0, 4000.0, LAST), strict=True):
-        plot_curve(drawn, fit(run(last)), note=f"as known at {last:,.0f} device-hours; A is really 0.61")
+        plot(fit(run(last)), drawn, note=f"as known at {last:,.0f} device-hours; A is really 0.61")
         drawn.set_ylim(0.15, 1.0)
     figure.savefig(path)
 

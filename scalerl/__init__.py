@@ -9,10 +9,12 @@ Names are imported when they are first used, so that `import scalerl` and `impor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from scalerl.core import VERSION as __version__
+from scalerl.core import VIEWS
 
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
@@ -79,6 +81,17 @@ _HABITS = {
     "health design paper_fit Prior Fit Forecast sigmoid": "it is in scalerl.scaling",
 }
 """What to write instead of names that users of other packages try."""
+
+
+def _late(module: str, name: str) -> Callable[..., Any]:
+    return lambda *args, **options: getattr(import_module(module), name)(*args, **options)
+
+
+VIEWS |= {
+    "html_of": _late("scalerl.view.notebook", "html_of"),
+    "plot": _late("scalerl.view.drawing", "plot"),
+    "curve_from": _late("scalerl.view.outlook", "curve_from"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -329,7 +329,7 @@ class Run:
         Returns:
             The axes.
         """
-        from scalerl.view.figures import plot
+        from scalerl.view.drawing import plot
 
         return plot(self.fit(task, compute), ax, note="; ".join(self.info.notes), scale=scale, dark=dark)
 

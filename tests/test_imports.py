@@ -31,6 +31,13 @@ def test_every_package_imports_only_packages_before_it():
     assert wrong_way(graph) == []
 
 
+def test_no_package_below_view_imports_a_module_by_a_string():
+    files = [path for package in READ[:-1] for path in ROOT.glob(f"{package}*/**/*.py")]
+    assert len(files) > 50 and [path for path in files if re.search(r"[\"']scalerl\.view\b", path.read_text())] == []
+    importlib.import_module("scalerl")  # which registers what they call
+    assert set(importlib.import_module("scalerl.core").VIEWS) == {"html_of", "plot", "curve_from"}
+
+
 def test_the_rule_sees_an_import_in_the_wrong_direction():
     assert wrong_way({"scalerl.view.run": {"scalerl.config.run"}}) == ["scalerl.view.run imports scalerl.config.run"]
     assert wrong_way({"scalerl.models.build": {"scalerl.config.run", "scalerl.models.policy"}}) == []

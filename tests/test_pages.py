@@ -43,10 +43,10 @@ def test_the_gallery_is_drawn_by_the_code_on_it(tmp_path, monkeypatch):
         words = [word.removeprefix(f"{tmp_path}/") for word in words]
         assert cli.main(words) == 0
     assert "settings.csv" in words  # the line of the frontier was the last
-    for name in ("one.png", "two/curves.png", "two/backtests-slow-0.png", "frontier/frontier.png"):
+    for name in ("one.png", "two/curves.png", "two/ceilings.png", "two/backtests-slow-0.png", "frontier/frontier.png"):
         assert (tmp_path / name).stat().st_size > 10_000, name
     pictures = re.findall(r"images/([\w.-]+)", (ROOT / "docs/gallery.md").read_text())
-    assert len(pictures) == 4 and all((ROOT / "docs/images" / name).exists() for name in pictures)
+    assert len(pictures) == 5 and all((ROOT / "docs/images" / name).exists() for name in pictures)
 
 
 def study_commands():

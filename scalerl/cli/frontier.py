@@ -20,6 +20,7 @@ from scalerl.scaling.settings import as_value, setting_of
 from scalerl.view.frozen import write_page
 from scalerl.view.outlook import Source
 from scalerl.view.page import frontier_page
+from scalerl.view.page_figures import frontier_figure
 
 DESCRIPTION = """pool runs with different settings into one law: which setting is best for a budget, with which
 probability, at which compute settings cross, and which run to buy next (docs/frontier.md)"""
@@ -66,8 +67,9 @@ def run_frontier(words: list[str]) -> int:
     price = price_of(sources, arguments.price)
     answer = frontier(fits, settings, arguments.budget, not arguments.no_published, also, price)
     others = other_differences(sources, names)
-    shown = frontier_page(answer, [(f.curve, s) for f, s in zip(fits, settings, strict=True)])
-    figures = write_figures(arguments, shown)
+    runs = [(f.curve, s) for f, s in zip(fits, settings, strict=True)]
+    shown = frontier_page(answer, runs)
+    figures = write_figures(arguments, shown, {"frontier": frontier_figure(answer, runs)})
     if place:
         write_page(place, shown)
     if arguments.json:

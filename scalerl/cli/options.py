@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -22,6 +22,7 @@ from scalerl.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from scalerl.scaling.curve import LogChoices, ReadOptions
+    from scalerl.view.figure import Figure
     from scalerl.view.following import Reading
 
 
@@ -174,7 +175,7 @@ def add_price(parser: argparse.ArgumentParser) -> None:
 
 def add_figures(parser: argparse.ArgumentParser) -> None:
     """Add the options that write the figures and tables of a page for papers."""
-    about = "also write its figures (PDF, SVG, PNG) and tables (CSV, LaTeX) to this directory, for papers"
+    about = "also write its figures (PDF, SVG, PNG) and tables (CSV, LaTeX, Markdown) to this directory, for papers"
     parser.add_argument("--figures", type=Path, metavar="DIR", help=about)
     about = "width of these figures in inches; default 3.25, a column of a paper"
     parser.add_argument("--width", type=number, default=3.25, metavar="INCHES", help=about)
@@ -182,7 +183,7 @@ def add_figures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dark", action="store_true", help="these figures are for a dark background")
 
 
-def write_figures(options: argparse.Namespace, page: dict[str, Any]) -> list[str]:
+def write_figures(options: argparse.Namespace, page: dict[str, Any], figures: Mapping[str, Figure | None]) -> list[str]:
     """Write the figures and tables of a page, as the options of `add_figures` say; return a line with their place.
 
     Raises:
@@ -192,8 +193,10 @@ def write_figures(options: argparse.Namespace, page: dict[str, Any]) -> list[str
         return []
     from scalerl.view.papers import save_page
 
-    width, dark = options.width, options.dark
-    written = save_page(options.figures, page, width=width, dark=dark, scale="linear" if options.linear else "log")
+    written = save_page(
+        options.figures, page, figures, width=options.width, dark=options.dark,
+        scale="linear" if options.linear else "log",
+    )  # fmt: skip
     return [f"figures   {len(written)} files in {options.figures}"]
 
 

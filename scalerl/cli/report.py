@@ -43,9 +43,9 @@ def run_report(words: list[str]) -> int:
     analysis = analyze(sources[:count], sources[count:], arguments.exclude_below)
     written, figures = None, list[str]()
     try:
-        shown, large = page_of(sources, analysis)
-        figures = write_figures(arguments, shown)
-        write_page(place, shown, large)
+        made = page_of(sources, analysis)
+        figures = write_figures(arguments, made.page, made.figures)
+        write_page(place, made.page, made.large)
         written = str(arguments.output)
     except UserError as error:  # the verdicts are still printed
         complain(str(error))

@@ -12,7 +12,7 @@ from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.view.frozen import write_page
-from scalerl.view.page import study_page
+from scalerl.view.page import study_figures, study_page
 from scalerl.view.study import study_results
 from scalerl.view.study_files import read_files
 from scalerl.view.study_results import StudyResult
@@ -32,7 +32,7 @@ def show(words: Sequence[str]) -> int:
     study = read_files(options.directory)
     place = check_output(options.output, []) if options.output else None
     results = study_results(study, options.compute, options.task, options.price)
-    figures = write_figures(options, study_page(results)) if options.figures else []
+    figures = write_figures(options, study_page(results), study_figures(results)) if options.figures else []
     if options.json:
         print(json.dumps(results.to_dict(), indent=1, allow_nan=False))
     elif place is None:

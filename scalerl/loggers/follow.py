@@ -18,7 +18,7 @@ from scalerl.core.run_files import RunInfo
 from scalerl.loggers.base import LoggedRun, Logger
 from scalerl.loggers.thread import Record, Worker
 from scalerl.types import EvalPoint
-from scalerl.view.figures import picture
+from scalerl.view.drawing import picture
 from scalerl.view.outlook import forecast_numbers
 from scalerl.view.run import RunView
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.scaling.curve import Curve, checked_curve
-from scalerl.scaling.estimate import Estimate, as_json, summarize
+from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
 from scalerl.scaling.families import LEVEL
-from scalerl.scaling.fit import Fit, fit
+from scalerl.scaling.fit import Band, Fit, fit
 from scalerl.scaling.forecast import amount
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import InNotebooks
@@ -292,6 +292,16 @@ def compare(
 def side_levels(side: Sequence[Fit], compute: float, rng: np.random.Generator) -> Array:
     """Return draws of the mean level of the runs of a side at one amount of compute, shape (D,)."""
     return np.asarray(np.mean([rng.permutation(f.levels(compute)[0]) for f in side], axis=0))
+
+
+def side_band(side: Sequence[Fit], compute_M: Array, seed_sd: float) -> Band:
+    """Return the mean level of the runs of a side and its 90% band, as `lead_at` has them, at amounts of compute."""
+    rng = np.random.default_rng(0)
+    levels_MD = np.mean([rng.permutation(f.levels(compute_M), axis=1) for f in side], axis=0)
+    scatter_D = seed_sd / np.sqrt(len(side)) * rng.standard_normal(levels_MD.shape[1])
+    around_MD = np.clip(levels_MD + scatter_D, *side[0].curve.bounds)
+    low_M, high_M = np.quantile(around_MD, TAILS, axis=1)
+    return Band(compute_M, levels_MD.mean(axis=1), low_M, high_M, around_MD.std(axis=1))
 
 
 def lead_at(sides: Sides, compute: float, seed_D: Array, rng: np.random.Generator) -> Lead:

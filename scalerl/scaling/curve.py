@@ -9,15 +9,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl.core import VIEWS
 from scalerl.core.calls import checked
 from scalerl.scaling.law import Array
-from scalerl.scaling.notebook import PLOT_HABITS, Guided, Scale, plot
+from scalerl.scaling.notebook import PLOT_HABITS, Guided, Scale
 from scalerl.scaling.units import UNITS as UNITS
 from scalerl.scaling.units import compute_text
 from scalerl.tables.errors import CurveError
@@ -138,6 +138,9 @@ class Curve(Guided):
     training: bool = False
     """Whether the metric is the reward of training prompts, and not a score on held-out ones."""
 
+    metric_name: str = ""
+    """Name of the metric in the log of another trainer, for figures, such as "val_accuracy"; "": a pass rate."""
+
     @checked(also="Curve.read(data) reads files, runs, data frames and rows")
     def __init__(
         self,
@@ -153,6 +156,7 @@ class Curve(Guided):
         prompts: int = 0,
         training: bool = False,
         answers: ArrayLike | None = None,
+        metric_name: str = "",
     ) -> None:
         low, high = checked_bounds(bounds)
         given = {"compute": compute, "metric": metric, "stderr": stderr, "answers": answers}
@@ -174,7 +178,7 @@ class Curve(Guided):
         values = {
             "bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs), "measured": measured,
             "hours_per_unit": 1.0 if axis == "device_hours" else float(hours_per_unit), "prompts": int(prompts),
-            "training": training,
+            "training": training, "metric_name": metric_name,
         }  # fmt: skip
         for name, value in {"stderr": None, "answers": None, **columns, **values}.items():
             object.__setattr__(self, name, value)
@@ -188,7 +192,7 @@ class Curve(Guided):
     @checked(habits=PLOT_HABITS)
     def plot(self, ax: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
         """Draw the points with their fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
-        return plot(self, ax, name=name, scale=scale, dark=dark)
+        return VIEWS["plot"](self, ax, name=name, scale=scale, dark=dark)
 
     def __str__(self) -> str:
         name = f"{self.label}: " if self.label else ""
@@ -275,8 +279,7 @@ class Curve(Guided):
         Raises:
             CurveError: It cannot be read as a curve; the message states what to do.
         """
-        # by name, because the packages below `view` do not import it
-        curve: Curve = import_module("scalerl.view.outlook").curve_from(data, **reading)
+        curve: Curve = VIEWS["curve_from"](data, **reading)
         return curve
 
     @classmethod

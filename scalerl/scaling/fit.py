@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scalerl.core import VIEWS
 from scalerl.core.calls import checked
 from scalerl.scaling.curve import Curve, checked_curve, checked_kind, thinned
 from scalerl.scaling.estimate import TAILS, Estimate, as_json, quantiles, summarize, weighted_mean
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import averaged_in, local_noise
-from scalerl.scaling.notebook import PLOT_HABITS, InNotebooks, Scale, plot
+from scalerl.scaling.notebook import PLOT_HABITS, InNotebooks, Scale
 from scalerl.scaling.posterior import Posterior, posterior
 from scalerl.scaling.sampling import MIN_POINTS, Prior, least_midpoint
 from scalerl.scaling.units import range_text
@@ -129,7 +130,7 @@ class Fit(InNotebooks):
     @checked(habits=PLOT_HABITS)
     def plot(self, ax: Any = None, *, name: str = "", scale: Scale = "log", dark: bool = False) -> Any:
         """Draw points, fit, forecast and ceiling on matplotlib axes; None: new ones. Return the axes."""
-        return plot(self, ax, name=name, scale=scale, dark=dark)
+        return VIEWS["plot"](self, ax, name=name, scale=scale, dark=dark)
 
     @property
     def identified(self) -> bool:

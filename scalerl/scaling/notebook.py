@@ -1,13 +1,13 @@
 """What all records do: they say what to write in place of attributes that they lack, and show themselves in notebooks.
 
-A table and a picture are made by `scalerl.view`, which is loaded for this only.
+HTML and pictures are made by `scalerl.view`, which is loaded for this only.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Literal
 
+from scalerl.core import VIEWS
 from scalerl.core.calls import missing
 
 Scale = Literal["log", "linear"]
@@ -50,11 +50,5 @@ class InNotebooks(Guided):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        # by name, because the packages below `view` do not import it
-        html: str = import_module("scalerl.view.notebook").html_of(self)
+        html: str = VIEWS["html_of"](self)
         return html
-
-
-def plot(shown: Any, axes: Any, **options: Any) -> Any:
-    """Draw a curve or a fit on matplotlib axes, on new ones if there are none; return the axes."""
-    return import_module("scalerl.view.figures").plot(shown, axes, **options)

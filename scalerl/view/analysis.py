@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Estimate, Fit, backtest, compare, fit
-from scalerl.scaling.comparison import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
+from scalerl.scaling.comparison import (
+    ASSUMED_SEED_SD,
+    ceilings,
+    common_ceiling,
+    log_efficiency,
+    side_mean,
+    summarize_ratio,
+)
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.sampling import held_at
@@ -29,9 +36,6 @@ FEW_RUNS = 3
 
 COLORS = 8
 """Number of colors of the pages, "@s0" to "@s7"."""
-
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""Dashes of the runs of one recipe, which share its color."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,21 +131,28 @@ class Side(NamedTuple):
     """Estimate from each run, shape (S,)."""
 
 
+def ends_of(comparison: Comparison) -> tuple[Side, Side]:
+    """Return where the climbs of both recipes end, from the draws that `compare` uses."""
+    rng = np.random.default_rng(0)
+
+    def ends(fits: tuple[Fit, ...]) -> Side:
+        draws = [rng.permutation(ceilings(f)) for f in fits]
+        recipe_D = side_mean(draws, np.full(len(draws[0]), comparison.seed_sd), rng)
+        return Side(summarize(recipe_D), tuple(map(summarize, draws)))
+
+    return ends(comparison.sides[0]), ends(comparison.sides[1])
+
+
 def sides_of(comparison: Comparison) -> dict[str, tuple[Side, Side]]:
     """Return the ceiling A of both recipes, and B at the common ceiling, by the name of the attribute of a fit."""
     rng = np.random.default_rng(0)
-
-    def ceiling(fits: tuple[Fit, ...]) -> Side:
-        draws = [rng.permutation(f.draws.asymptote) for f in fits]
-        recipe_D = side_mean(draws, np.full(len(draws[0]), comparison.seed_sd), rng)
-        return Side(summarize(recipe_D), tuple(f.asymptote for f in fits))
 
     def steepness(fits: tuple[Fit, ...]) -> Side:
         log_SD = [log_efficiency(f.curve, comparison.common_asymptote, comparison.seed_sd, rng) for f in fits]
         return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
     first, second = comparison.sides
-    return {"asymptote": (ceiling(first), ceiling(second)), "efficiency": (steepness(first), steepness(second))}
+    return {"asymptote": ends_of(comparison), "efficiency": (steepness(first), steepness(second))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +165,8 @@ class RunAnalysis:
     side: int
     """The recipe: 0, or 1 for the runs after `--versus`."""
 
-    style: tuple[str, str]
-    """Color and dash on the page: one color for each run, or one color for each recipe and one dash for each run."""
+    color: str
+    """Color on the page: one for each run, or one for each recipe."""
 
     outlook: Outlook
     """Fit, forecast and advice."""
@@ -241,17 +252,16 @@ def analyze(
     runs = []
     for number, (source, outlook) in enumerate(zip(sources, outlooks, strict=True)):
         side = int(number >= len(first))
-        place = number - len(first) if side else number
-        style = (f"@s{side}", DASHES[place % len(DASHES)]) if second else (f"@s{number % COLORS}", DASHES[0])
+        color = f"@s{side if second else number % COLORS}"
         moments = MOMENTS if len(sources) <= FEW_RUNS else FRACTIONS
-        runs.append(_run(source, side, style, outlook, ceiling, exclude_below, moments))
+        runs.append(_run(source, side, color, outlook, ceiling, exclude_below, moments))
     return Analysis(tuple(runs), ceiling, comparison, sides_of(comparison) if comparison else {})
 
 
 def _run(
     source: Source,
     side: int,
-    style: tuple[str, str],
+    color: str,
     outlook: Outlook,
     ceiling: float,
     exclude_below: float,
@@ -270,4 +280,4 @@ def _run(
     except CurveError as error:  # a run too short for a backtest is still shown
         untested = str(error)
     slope = slope_at(outlook.fit.curve, ceiling, source.name)
-    return RunAnalysis(source, side, style, outlook, slope, parts, scores, untested)
+    return RunAnalysis(source, side, color, outlook, slope, parts, scores, untested)

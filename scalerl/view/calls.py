@@ -332,7 +332,7 @@ def report(
     if figures is not None:
         from scalerl.view.papers import save_page
 
-        save_page(Path(figures), made.page)
+        save_page(Path(figures), made.page, made.figures)
     write_page(place, made.page, made.large)
     return Path(output)
 

@@ -1,19 +1,17 @@
-"""What a notebook shows of a fit, a forecast, a comparison or a run: the decision, a small table and a picture."""
+"""What a notebook shows of a fit, a forecast, a comparison or a run: the decision, the printed lines, a picture."""
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
 from functools import singledispatch
-from io import BytesIO
 from typing import Any
 
 from scalerl.scaling import Comparison, CurveError, Fit, Forecast, advise
-from scalerl.scaling.estimate import Estimate
-from scalerl.scaling.forecast import band_text, evaluation_text
-from scalerl.scaling.units import range_text
-from scalerl.view.figures import DRAWING, plot_curve
+from scalerl.scaling.forecast import band_text
+from scalerl.view.drawing import draw, images, with_scale
+from scalerl.view.figure import Figure
+from scalerl.view.page_figures import Recipe, curves_figure, recipes_of
 
 WIDTH = 6.4
 """Width of a picture, inches."""
@@ -22,61 +20,27 @@ WIDTH = 6.4
 @singledispatch
 def html_of(shown: Any) -> str:
     """Return what a notebook shows of a record, as HTML."""
-    return f"<pre>{html.escape(str(shown))}</pre>"
+    return numbers(str(shown))
 
 
 @html_of.register
 def _(shown: Fit) -> str:
-    middle = shown.midpoint
-    suffix = "" if shown.identified else ", not identified yet"
-    rows = [
-        (f"ceiling of this climb, A{suffix}", f"{shown.asymptote:.3f}"),
-        ("steepness B", f"{shown.efficiency:.2f}"),
-        ("midpoint C_mid", range_text(middle.mean, middle.low, middle.high, shown.curve.axis)),
-        ("last point", f"{shown.curve.metric[-1]:.3f} at {shown.curve.text(shown.last_compute)}"),
-    ]
-    notes = [band_text(shown), *shown.warnings]
-    return joined(strong(str(advise(shown))), table(rows), picture([(shown, "")]), *map(quiet, notes))
+    return joined(strong(str(advise(shown))), numbers(str(shown)), picture(of_fit(shown)), quiet(band_text(shown)))
 
 
 @html_of.register
 def _(shown: Forecast) -> str:
-    curve = shown.fit.curve
-    evaluation = evaluation_text(curve, shown.mean_of)
-    rows = [("now", f"{Estimate.__format__(shown.now, '.3f')}", "")]
-    rows += [
-        (f"at {curve.text(level.compute)}", f"{level:.3f}", f"{single.low:.3f} to {single.high:.3f}")
-        for level, single in zip(shown.at, shown.evaluations, strict=True)
-    ]
-    head = ("", "level of the curve", evaluation)
-    advice = strong(str(advise(shown.fit)))
-    return joined(advice, table(rows, head), picture([(shown.fit, "")]), *map(quiet, shown.notes()))
+    return joined(strong(str(advise(shown.fit))), numbers(str(shown)), picture(of_fit(shown.fit)))
 
 
 @html_of.register
 def _(shown: Comparison) -> str:
-    curve = shown.sides[0][0].curve
-    rows = [
-        (
-            f"lead of {shown.names[0]} measured at {curve.text(shown.measured.compute)}",
-            f"{shown.measured.difference:.3f}",
-        ),
-        (f"forecast at {curve.text(shown.forecast.compute)}", f"{shown.forecast.difference:.3f}"),
-        (f"ratio of compute needed to {shown.level:.3f}", f"{shown.compute_ratio:.2f}"),
-        ("difference of the climbs' ceilings", f"{shown.asymptote_difference:.3f}"),
-        *((f"next gain of {name}", str(gain)) for name, gain in zip(shown.names, shown.next_gains, strict=True)),
-    ]
-    runs = [
-        (f, name if len(side) == 1 else f"{name} {number}")
-        for name, side in zip(shown.names, shown.sides, strict=True)
-        for number, f in enumerate(side, 1)
-    ]
-    advice = [quiet(shown.advice)] if shown.advice else []
-    return joined(strong(shown.sentence), *advice, table(rows), picture(runs))
+    text = str(shown).removeprefix(shown.sentence).lstrip("\n")
+    return joined(strong(shown.sentence), numbers(text), picture(curves_figure(recipes_of(shown), shown)))
 
 
 def run_html(run: Any) -> str:
-    """Return what a notebook shows of a run directory: its state, and the fit of its first task.
+    """Return what a notebook shows of a run directory: its state, and the fits of its tasks.
 
     Args:
         run: An `api.Run`.
@@ -108,27 +72,18 @@ def quiet(text: str) -> str:
     return f"<p><small>{html.escape(text)}</small></p>"
 
 
-def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return rows of text as a table; the first cell of a row is its heading."""
-    top = f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>" if head else ""
-    body = "".join(
-        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-        f"{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-        for name, *cells in rows
-    )
-    return f"<table>{top}{body}</table>"
+def numbers(text: str) -> str:
+    """Return printed lines as they are; long ones are wrapped."""
+    return f'<pre style="white-space:pre-wrap">{html.escape(text)}</pre>'
 
 
-def picture(fits: Sequence[tuple[Fit, str]]) -> str:
-    """Return the picture of fits with their names, as an image in the page."""
-    from matplotlib.figure import Figure  # pyplot has global state
+def of_fit(shown: Fit) -> Figure:
+    """Return the figure of curves of a fit."""
+    return curves_figure([Recipe(shown.curve.label, "@s0", [(shown.curve.label, shown.curve, shown)])])
 
-    drawn = BytesIO()
-    with DRAWING:
-        figure = Figure(figsize=(WIDTH, 0.6 * WIDTH), dpi=110, layout="constrained")
-        axes = figure.subplots()
-        for fit_result, name in fits:
-            plot_curve(axes, fit_result, name=name)
-        figure.savefig(drawn, format="png")
-    data = base64.b64encode(drawn.getvalue()).decode("ascii")
-    return f'<img alt="points, fit and forecast" style="max-width:100%" src="data:image/png;base64,{data}">'
+
+def picture(figure: Figure) -> str:
+    """Return a figure as an image in the page."""
+    made = images([lambda axes: draw(axes, with_scale(figure, "log"))], (WIDTH, 0.6 * WIDTH), 110)
+    data = base64.b64encode(made["png"]).decode("ascii")
+    return f'<img alt="{html.escape(figure.title)}" style="max-width:100%" src="data:image/png;base64,{data}">'

@@ -404,8 +404,9 @@ def source_of(
         curve = Curve.from_rows(log.rows, axis=axis or log.axis)
     suites = [replace(Curve.of_table(table, str(path), curve.axis, suite), label=suite) for suite in info.suites] \
         if info else []  # fmt: skip
-    source = Source(path, name, replace(curve, label=curve.label or path.stem), info, log, tuple(suites))
-    return _with_answers(source, options)
+    name_of_metric = log.metric if log else ""
+    curve = replace(curve, label=curve.label or path.stem, metric_name=name_of_metric)
+    return _with_answers(Source(path, name, curve, info, log, tuple(suites)), options)
 
 
 def _with_answers(source: Source, options: ReadOptions) -> Source:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -29,14 +31,13 @@ from scalerl.scaling.fit import CEILING
 from scalerl.scaling.forecast import evaluation_text
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import Analysis, RunAnalysis, analyze
-from scalerl.view.figures import metric_name
-from scalerl.view.outlook import Source
+from scalerl.view.figure import SUPERSCRIPTS, Figure, figure_json, powers_text
+from scalerl.view.outlook import Source, curve_of
 from scalerl.view.page_figures import (
     FIGURES,
-    Figure,
     frontier_figure,
     metric_figure,
-    points_figure,
+    metric_kind,
     series_figure,
     young_figure,
 )
@@ -133,18 +134,8 @@ def interval_cell(estimate: Estimate | None, pattern: str) -> Json:
         return cell("–")
     power, shown = (0, (estimate.mean, estimate.low, estimate.high)) if pattern else one_power(estimate)
     mean, low, high = (format(value, pattern or (".2f" if power else ".4g")) for value in shown)
-    times = f" × 10{superscript(power)}" if power else ""
+    times = f" × 10{str(power).translate(SUPERSCRIPTS)}" if power else ""
     return cell(f"{mean}{times}", estimate.mean, small=f"{low} to {high}")
-
-
-def superscript(power: int) -> str:
-    """Return a whole number as superscript characters."""
-    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def figure_json(name: str, figure: Figure) -> Json:
-    """Return a figure as JSON values; `asdict` would copy all of its numbers."""
-    return {"name": name, **vars(figure)}
 
 
 def figures_block(title: str, figures: Mapping[str, Figure | None]) -> Json | None:
@@ -194,31 +185,27 @@ RUN_TERMS = {
 def run_page(run: FollowedRun, analyses: Analyses, metrics: Sequence[Json]) -> Json:
     """Return the page about a run directory: its state, forecast, figures and metrics."""
     several = len(run.tasks) > 1
-    cards, figures, warned, rows = [], dict[str, Figure | None](), [*run.warnings().values()], []
+    cards, warned, rows = [], [*run.warnings().values()], []
     fallen = any("has fallen by" in text for text in warned)
-    for number, task in enumerate(run.tasks):
+    for task in run.tasks:
         analysis = analyses.get(task, "fitting …")
-        of_task, suffix = f" of {task}" if several else "", f"-{number}" if number else ""
+        of_task = f" of {task}" if several else ""
         cards.append(_pass_rate(run, task, of_task))
         if isinstance(analysis, str):
             cards.append(_card(f"Forecast{of_task}", lines=[f"None yet: {analysis}."]))
-            figures[f"curves{suffix}"] = points_figure(run.points[task], run.axis, task)
             continue
         (run_analysis,) = analysis.runs
         cards += _forecast_cards(run_analysis, of_task)
         fit_warnings = run_analysis.outlook.fit.warnings
         warned += [text for text in fit_warnings if not (fallen and text.startswith("decline:"))]
         rows.append([make(run_analysis) for make in _columns(analysis).values()])
-        for name in ALONE:
-            figure = figures_of(analysis)[name]
-            figures[f"{name}{suffix}"] = figure and _of_task(figure, of_task)
     return _page(
         run.name,
         run.info.about if run.info else "",
         {"kind": "state", "run": run.summary()},
         notes(warned),
         {"kind": "cards", "cards": cards, "size": "small"} if cards else None,
-        figures_block("Curves", figures),
+        figures_block("Curves", run_figures(run, analyses)),
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         {"kind": "metrics", "metrics": list(metrics)},
         terms(RUN_TERMS),
@@ -226,6 +213,22 @@ def run_page(run: FollowedRun, analyses: Analyses, metrics: Sequence[Json]) -> J
         fields("Configuration", "All fields of config.toml", run.config_fields()),
         kind="run",
     )
+
+
+def run_figures(run: FollowedRun, analyses: Analyses) -> dict[str, Figure | None]:
+    """Return the figures of a run directory by name, those of each task."""
+    figures = dict[str, Figure | None]()
+    for number, task in enumerate(run.tasks):
+        analysis, suffix = analyses.get(task, ""), f"-{number}" if number else ""
+        if isinstance(analysis, str):
+            with suppress(CurveError):  # a card has the reason, if the points are none of a curve
+                figures[f"curves{suffix}"] = young_figure(curve_of(run.points[task], run.axis))
+            continue
+        of_task = f" of {task}" if len(run.tasks) > 1 else ""
+        for name in ALONE:
+            figure = figures_of(analysis)[name]
+            figures[f"{name}{suffix}"] = figure and replace(figure, title=figure.title + of_task)
+    return figures
 
 
 def analyses_of(run: FollowedRun, curve: Curve, analysis: Analysis) -> dict[str, Analysis | str]:
@@ -264,10 +267,6 @@ ALONE = ("curves", "suites", "backtests", "slopes")
 def figures_of(analysis: Analysis) -> Mapping[str, Figure | None]:
     """Return the figures of curves by name. A live page asks for them after every step, and they take 0.3 s."""
     return {name: make(analysis) for name, make in FIGURES.items()}
-
-
-def _of_task(figure: Figure, of_task: str) -> Figure:
-    return Figure(**{**vars(figure), "title": figure.title + of_task}) if of_task else figure
 
 
 def _card(title: str, big: str = "", lines: Sequence[str] = (), **more: Any) -> Json:
@@ -403,7 +402,7 @@ def _last_value(curve: Curve) -> Json:
     pattern = curve.level_format
     lines = [f"± {error:{pattern}} (one standard error)"] if math.isfinite(error) else []
     lines.append(f"at {curve.text(curve.last_compute)}; {len(curve)} {curve.what}; bounds {low:g} to {high:g}")
-    return _card(_capital(metric_name(curve)), f"{curve.metric[-1]:{pattern}}", ["; ".join(lines)])
+    return _card(_capital(metric_kind(curve)), f"{curve.metric[-1]:{pattern}}", ["; ".join(lines)])
 
 
 # --------------------------------------------------------------------------------------------------------- several runs
@@ -448,6 +447,11 @@ def young_page(runs: Sequence[FollowedRun], problems: Mapping[str, str]) -> Json
     )
 
 
+def metrics_figures(runs: Sequence[FollowedRun]) -> dict[str, Figure | None]:
+    """Return the figure of the metrics of several run directories by its name."""
+    return {"metrics": metric_figure([(run.name, run.metrics(COMPARED)) for run in runs])} if len(runs) > 1 else {}
+
+
 def _of_directories(runs: Sequence[FollowedRun]) -> list[Json | None]:
     """Return the metrics of several run directories in one figure, and the differences of their configurations."""
     if len(runs) < 2:
@@ -458,7 +462,7 @@ def _of_directories(runs: Sequence[FollowedRun]) -> list[Json | None]:
     rows = [[words_cell(name), *(words_cell(values.get(name, "–")) for values in fields)] for name in differing]
     title = "Differences between their configurations"
     return [
-        figures_block("Metrics", {"metrics": metric_figure([(run.name, run.metrics(COMPARED)) for run in runs])}),
+        figures_block("Metrics", metrics_figures(runs)),
         table(title, ["Field", *(run.name for run in runs)], rows, "Fields of config.toml that are not equal.")
         or {"kind": "text", "title": title, "text": "None: the configurations are equal."},
     ]
@@ -501,11 +505,11 @@ def _run_card(run: RunAnalysis) -> Json:
         _backtest(run) if run.backtest is None else f"Backtest: {_lower(_backtest(run))}",
     ]
     warned = [*run.source.notes, *fit_result.warnings]
-    return _card(run.source.name, lines=lines, color=run.style[0], strong=str(advice), notes=warned)
+    return _card(run.source.name, lines=lines, color=run.color, strong=str(advice), notes=warned)
 
 
 COLUMNS_ALONE: dict[str, Callable[[RunAnalysis], Json]] = {
-    "Run": lambda run: cell(run.source.name, run.source.name, words=True, color=run.style[0]),
+    "Run": lambda run: cell(run.source.name, run.source.name, words=True, color=run.color),
     "Last value": lambda run: cell(
         f"{run.source.curve.metric[-1]:{run.source.curve.level_format}}", float(run.source.curve.metric[-1])
     ),
@@ -575,11 +579,16 @@ def study_page(results: StudyResult) -> Json:
         },
         table("Side by side", columns, [_arm_row(arm) for arm in arms]),
         table("Predicted against observed", list(predicted), of_held_out),
-        figures_block("Figures", {name: make(results) for name, make in STUDY_FIGURES.items()}),
+        figures_block("Figures", study_figures(results)),
         {"kind": "runs"},
         terms(STUDY_TERMS),
         kind="study",
     )
+
+
+def study_figures(results: StudyResult) -> dict[str, Figure | None]:
+    """Return the figures of a study by name."""
+    return {name: make(results) for name, make in STUDY_FIGURES.items()}
 
 
 def early_page(title: str, problem: str) -> Json:
@@ -652,9 +661,7 @@ def _next_gain(arm: ArmResult) -> list[Json]:
 def _quantity(value: Estimate | float | None, pattern: str) -> Json:
     if value is None or isinstance(value, Estimate):
         return interval_cell(value, pattern)
-    digits, power_of_ten, power = format(value, pattern).partition("e")
-    text = f"{digits} × 10{superscript(int(power))}" if power_of_ten else digits
-    return cell(text, value)
+    return cell(powers_text(value, pattern), value)
 
 
 def _seeds(arm: ArmResult) -> Json:

@@ -26,6 +26,11 @@ class Palette(NamedTuple):
         shade = self.series[int(base[1:])] if base[:1] == "s" and base[1:].isdecimal() else named.get(base, self.ink)
         return shade, float(opacity or 1.0)
 
+    def mixed(self, name: str, share: float) -> tuple[float, ...]:
+        """Return an opaque mixture of a color and the background, as red, green and blue from 0 to 1."""
+        both = zip(*(bytes.fromhex(color[1:]) for color in (self.color(name)[0], self.paper)), strict=True)
+        return tuple((share * one + (1 - share) * other) / 255 for one, other in both)
+
 
 LIGHT = Palette(
     "#ffffff", "#1b1f24", "#59626d", "#d5d9df",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalerl.view.analysis import Analysis
+from scalerl.view.figure import Figure
 from scalerl.view.outlook import Source
-from scalerl.view.page import analyses_of, large_figures, page, runs_page
+from scalerl.view.page import (
+    analyses_of,
+    figures_of,
+    large_figures,
+    metrics_figures,
+    page,
+    run_figures,
+    runs_page,
+)
 from scalerl.view.run import FollowedRun
 
 
@@ -15,6 +24,8 @@ class Report(NamedTuple):
     """A page about runs that is not written yet."""
 
     page: dict[str, Any]
+    figures: Mapping[str, Figure | None]
+    """Its figures by name."""
     large: dict[str, Any] | None
     """Large figures of the metrics of a single run directory."""
 
@@ -24,5 +35,6 @@ def page_of(sources: Sequence[Source], analysis: Analysis) -> Report:
     runs = [FollowedRun(source.path, source.name) for source in sources if source.info is not None]
     if len(sources) == len(runs) == 1:
         (run,), (only,) = runs, analysis.runs
-        return Report(page(run, analyses_of(run, only.source.curve, analysis)), large_figures(run))
-    return Report(runs_page(analysis, runs), None)
+        analyses = analyses_of(run, only.source.curve, analysis)
+        return Report(page(run, analyses), run_figures(run, analyses), large_figures(run))
+    return Report(runs_page(analysis, runs), {**figures_of(analysis), **metrics_figures(runs)}, None)

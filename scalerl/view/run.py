@@ -24,8 +24,8 @@ from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
 from scalerl.types import EvalPoint
+from scalerl.view.figure import plain
 from scalerl.view.outlook import Outlook, Source, curve_of, points_by_task, run_outlook
-from scalerl.view.page_figures import plain
 from scalerl.view.rollouts import RolloutIndex
 from scalerl.view.series import Array, alarm_level, between, bucketed
 from scalerl.view.state import ALIVE, modified, pace, sign_of_life

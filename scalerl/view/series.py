@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.core.run_files import Metric
-from scalerl.view.page_figures import plain
+from scalerl.view.figure import plain
 
 Array = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""The figures of a study's page as plotly JSON: forest plots, curves, slopes, ceilings.
+"""The figures of a study's page: forest plots, curves, slopes, ceilings.
 
 No palette is large enough for thirty arms. The reference is blue, the arm that the reader chooses orange, and the
 others gray. If all arms are drawn the same way, the color shows the effect.
@@ -6,32 +6,28 @@ others gray. If all arms are drawn the same way, the color shows the effect.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
+from scalerl.scaling.law import Array
 from scalerl.view.analysis import common_unit, slope_at
-from scalerl.view.figures import metric_name
+from scalerl.view.figure import Axis, Figure, Line, Part, Points, Rule, Series, Span
 from scalerl.view.page_figures import (
     STRAIGHT,
-    Figure,
-    Json,
-    compute_axes,
-    evaluations,
+    compute_options,
     frontier_figure,
     grid_to,
     intervals,
-    line,
+    mean_lines,
+    metric_name,
     name_axis,
-    plain,
-    slope_layout,
+    seed_points,
+    slope_axes,
     straight,
-    titled,
     without_level,
 )
 from scalerl.view.study_results import EFFECTS, ArmResult, StudyResult
@@ -63,20 +59,15 @@ def differences(results: StudyResult) -> Figure | None:
         return None
     estimates = [arm.comparison.asymptote_difference for arm in arms if arm.comparison]
     margin = MARGIN * float(np.ptp(_curves(results)[0].bounds))
-    low, high = _span(estimates, margin)
-    data, layout = _forest(arms, estimates)
-    layout["xaxis"] = {"title": {"text": "A minus the reference's A"}, "range": plain([low, high])}
-    layout["shapes"] = [
-        {"type": "rect", "yref": "paper", "x0": -margin, "x1": margin, "y0": 0, "y1": 1, "layer": "below",
-         "fillcolor": "@muted/0.13", "line": {"width": 0}},
-        _equal_line(0),
-    ]  # fmt: skip
+    x = Axis("A minus the reference's A", limits=_span(estimates, margin))
+    shapes: list[Rule | Span] = [Span(-margin, margin, "@muted/0.13"), Rule(0, "@ink", "x")]
+    forest = _forest(arms, estimates, x, shapes)
     caption = (
         f"Ceiling of each arm's climb minus that of {results.reference}, with 90% intervals that include the scatter "
         f"between seeds. If an interval lies right of the line, the arm's ceiling is higher. Ceilings within the gray "
         f"band (±{margin:g}) count as the same. {_absent(results)}"
     )
-    return Figure("Which arm has the higher ceiling?", caption, data, layout)
+    return Figure(**vars(forest), title="Which arm has the higher ceiling?", caption=caption)
 
 
 def ratios(results: StudyResult) -> Figure | None:
@@ -84,23 +75,20 @@ def ratios(results: StudyResult) -> Figure | None:
     arms = _compared(results)
     if not arms:
         return None
-    options: dict[str, Json] = {}
+    options: dict[str, Part] = {}
     for name, quantity in RATIOS.items():
         estimates = [getattr(arm.comparison, quantity) for arm in arms]
-        data, layout = _forest(arms, estimates)
         logs = [Estimate(*np.log([e.mean, e.mean, e.low, e.high])) for e in estimates]
         low, high = _span(logs, 0.05)
-        ticks = _ratio_ticks(low, high)
-        span = plain(np.array([low, high]) / np.log(10))
-        axis = {"type": "log", "title": {"text": "ratio to the reference"}, "range": span}
-        layout["xaxis"] = {**axis, "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-        options[name] = {"data": data, "layout": {**layout, "shapes": [_equal_line(1)]}}
+        ticks = {tick: f"{tick:g}" for tick in _ratio_ticks(low, high)}
+        x = Axis("ratio to the reference", "log", limits=(float(np.exp(low)), float(np.exp(high))), ticks=ticks)
+        options[name] = _forest(arms, estimates, x, [Rule(1, "@ink", "x")])
     caption = (
         "Steepness B with one ceiling for both, and the compute needed for a level that both have nearly reached, each "
         "divided by the value of the reference. Right of 1 the arm is steeper, or needs more compute. If the ceilings "
         "differ, do not rely on B."
     )
-    return Figure("Which arm is more efficient?", caption, [], {}, choices={"Ratio": options})
+    return Figure(title="Which arm is more efficient?", caption=caption, choices={"Ratio": options})
 
 
 RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "compute_ratio"}
@@ -115,19 +103,20 @@ def curves(results: StudyResult) -> Figure | None:
     last = max(fit.last_compute for arm in fitted_arms for fit in arm.fits)
     first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(results))
     grid = grid_to(first, last, FORECAST_END * last)
-    data = [_mean_line(arm, grid, OTHERS, 1.2) for arm in fitted_arms if arm.name != results.reference]
+    others = [arm for arm in fitted_arms if arm.name != results.reference]
+    series: list[Series] = [_curve(arm, grid, OTHERS, 1.2, arm.name)[0] for arm in others]
     if results.arm(results.reference).fits:
-        data += _highlighted(results.arm(results.reference), grid, REFERENCE)
-    options: dict[str, Json] = {
-        arm.name: {"data": _highlighted(arm, grid, SELECTED)} for arm in results.ranked() if arm.fits
-    }
+        series += _highlighted(results.arm(results.reference), grid, REFERENCE)
+    options = {arm.name: Part(_highlighted(arm, grid, SELECTED)) for arm in results.ranked() if arm.fits}
     caption = (
         "Dots are held-out evaluations, with a shape for each seed. Lines are the mean of an arm's fits, dashed where "
         "they are a forecast. All other arms are gray: point at a line to see its name."
     )
-    layout = titled(f"training compute ({UNITS.get(results.axis, results.axis)})", metric_name(_curves(results)[0]))
-    choices = {CHOICE: options, "Compute axis": compute_axes(0.6 * first, 1.05 * FORECAST_END * last)}
-    return Figure("Curves", caption, data, layout, True, {name: kinds for name, kinds in choices.items() if kinds})
+    title = "training compute"
+    axes = Axis(title, compute=results.axis), Axis(metric_name(_curves(results)[0]))
+    spans = compute_options(results.axis, title, 0.6 * first, 1.05 * FORECAST_END * last)
+    choices = {**({CHOICE: options} if options else {}), "Compute axis": spans}
+    return Figure(series, *axes, title="Curves", caption=caption, wide=True, choices=choices)
 
 
 def slopes(results: StudyResult) -> Figure | None:
@@ -140,15 +129,13 @@ def slopes(results: StudyResult) -> Figure | None:
     }
     lines = [slope for listed in by_arm.values() for slope in listed]
     unit = common_unit(lines)
-    data: list[Json] = [
-        {**straight(runs, unit, (OTHERS, "solid"))[0], "showlegend": False}
-        for name, runs in by_arm.items()
-        if name != results.reference
+    series = [
+        straight(runs, unit, OTHERS, legend=False)[0] for name, runs in by_arm.items() if name != results.reference
     ]
     if results.reference in by_arm:
-        data += straight(by_arm[results.reference], unit, (REFERENCE, "solid"), 2.5)
-    options: dict[str, Json] = {
-        arm.name: {"data": straight(by_arm[arm.name], unit, (SELECTED, "solid"), 2.5)}
+        series += straight(by_arm[results.reference], unit, REFERENCE, 2.5)
+    options = {
+        arm.name: Part(straight(by_arm[arm.name], unit, SELECTED, 2.5))
         for arm in results.ranked()
         if arm.name in by_arm
     }
@@ -157,8 +144,9 @@ def slopes(results: StudyResult) -> Figure | None:
         f"{without_level(lines)} A line is the mean of an arm over its seeds. If an arm's own ceiling differs from the "
         f"common one, its slope is biased."
     )
-    layout = slope_layout(lines, unit, UNITS.get(results.axis, results.axis))
-    return Figure("Steepness B at one ceiling", caption, data, layout, True, {CHOICE: options})
+    axes = slope_axes(lines, unit, UNITS.get(results.axis, results.axis))
+    title = "Steepness B at one ceiling"
+    return Figure(series, *axes, title=title, caption=caption, wide=True, choices={CHOICE: options})
 
 
 def ceilings(results: StudyResult) -> Figure | None:
@@ -167,33 +155,31 @@ def ceilings(results: StudyResult) -> Figure | None:
     estimates = {arm: arm.asymptote for arm in arms if arm.asymptote is not None}
     if not estimates:
         return None
-    data: list[Json] = []
+    series: list[Series] = []
     for place, (arm, asymptote) in enumerate(estimates.items()):
         color = EFFECTS[arm.effect].color
         runs = [(run.key.seed, run.fit) for run in arm.runs if run.fit is not None]
         below = [-place - 0.22 - 0.5 * (i + 1) / (len(runs) + 1) for i in range(len(runs))]
         names = [f"{arm.name}, seed {seed}" for seed, _ in runs]
-        seeds = intervals([fit.asymptote for _, fit in runs], below, names, color)
-        seeds["marker"]["symbol"] = ["circle" if fit.identified else "circle-open" for _, fit in runs]
-        data += [intervals([asymptote], [-place], [arm.name], color, bold=True), seeds]
+        symbols = ["circle" if fit.identified else "circle-open" for _, fit in runs]
+        seeds = intervals([fit.asymptote for _, fit in runs], below, names, color, symbol=symbols)
+        series += [intervals([asymptote], [-place], [arm.name], color, bold=True), seeds]
     low, high = min(e.low for e in estimates.values()), max(e.high for e in estimates.values())
     pad = 0.25 * (high - low)  # shows every arm's interval, but cuts very wide ones of single runs
-    layout = {
-        "xaxis": {"title": {"text": "ceiling A of the climb"}, "range": plain([low - pad, high + pad])},
-        "yaxis": {**name_axis([arm.name for arm in estimates]), "range": [-len(estimates) + 0.1, 0.5]},
-        "height": 120 + len(estimates) * (18 + 7 * max(len(arm.runs) for arm in estimates)),
-    }
+    x = Axis("ceiling A of the climb", limits=(low - pad, high + pad))
+    height = 120 + len(estimates) * (18 + 7 * max(len(arm.runs) for arm in estimates))
     caption = (
         "Thick lines are the arms and include the scatter between seeds; thin lines below them are their runs. Lines "
         "are 90% intervals and may extend beyond the figure. An open circle is a ceiling that is not identified yet."
     )
-    return Figure("Ceiling A of each climb, by arm and seed", caption, data, layout, True)
+    return Figure(series, x, name_axis([arm.name for arm in estimates], 0.9), height=height, caption=caption,
+                  title="Ceiling A of each climb, by arm and seed", wide=True)  # fmt: skip
 
 
-ORDER: tuple[Callable[[StudyResult], Figure | None], ...] = (
-    frontier, differences, ratios, curves, slopes, ceilings,
-)  # fmt: skip
-FIGURES = {make.__name__: make for make in ORDER}
+FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
+    "frontier": frontier, "differences": differences, "ratios": ratios, "curves": curves, "slopes": slopes,
+    "ceilings": ceilings,
+}  # fmt: skip
 """The figures in the order of the page; None if there is nothing to draw."""
 
 
@@ -212,22 +198,16 @@ def _absent(results: StudyResult) -> str:
     return f"Not drawn, because not measured yet: {', '.join(absent)}." if absent else ""
 
 
-def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[list[Json], Json]:
-    """Return one row for each arm and one trace for each effect, so that the legend explains the colors."""
-    data: list[Json] = []
+def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate], x: Axis, shapes: Sequence[Rule | Span]) -> Part:
+    """Return one row for each arm and one series for each effect, so that the legend explains the colors."""
+    series: list[Points] = []
     for name, effect in EFFECTS.items():
         rows = [i for i, arm in enumerate(arms) if arm.effect == name]
         if rows:
             shown, names = [estimates[i] for i in rows], [arms[i].name for i in rows]
-            trace = intervals(shown, [-i for i in rows], names, effect.color, bold=True)
-            data.append({**trace, "name": effect.words, "showlegend": True})
-    return data, {"yaxis": name_axis([arm.name for arm in arms]), "height": 175 + ROW * len(arms)}
-
-
-def _equal_line(value: float) -> Json:
-    """Return a line at the value where an arm equals the reference."""
-    line = {"color": "@ink", "width": 1, "dash": "dot"}
-    return {"type": "line", "yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1, "layer": "below", "line": line}
+            heights = [-i for i in rows]
+            series.append(intervals(shown, heights, names, effect.color, bold=True, name=effect.words, legend=True))
+    return Part(series, x, name_axis([arm.name for arm in arms]), shapes, height=175 + ROW * len(arms))
 
 
 def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
@@ -252,26 +232,13 @@ MOST_TICKS = 8
 """Largest number of labels on an axis."""
 
 
-def _mean_line(arm: ArmResult, grid_M: np.ndarray, color: str, width: float, *, forecast: bool = False) -> Json:
-    """Return the mean curve of an arm's runs up to its last compute, or its forecast."""
-    last = max(fit.last_compute for fit in arm.fits)
-    part_M = grid_M[grid_M >= last] if forecast else grid_M[grid_M <= last]
-    mean_M = np.mean([fit.predict(part_M).mean for fit in arm.fits], axis=0)
-    name = html.escape(arm.name)
-    trace = line(part_M, mean_M, color, width, "dash" if forecast else "solid")
-    return {**trace, "name": name, "legendgroup": name, "hovertemplate": f"%{{y:.3f}}<extra>{name}</extra>"}
+def _curve(arm: ArmResult, grid_M: Array, color: str, width: float, group: str = "") -> list[Line]:
+    """Return the mean curve of an arm's runs, and its forecast, as `mean_lines`."""
+    mean_M = np.mean([fit.predict(grid_M).mean for fit in arm.fits], axis=0)
+    return mean_lines(arm.name, grid_M, mean_M, max(fit.last_compute for fit in arm.fits), color, width, group)
 
 
-def _highlighted(arm: ArmResult, grid_M: np.ndarray, color: str) -> list[Json]:
+def _highlighted(arm: ArmResult, grid_M: Array, color: str) -> list[Series]:
     """Return an arm's mean curve with its forecast, and the points of every seed."""
-    group: Json = {"legendgroup": html.escape(arm.name), "showlegend": False}
-    points = [
-        {
-            **evaluations(replace(run.curve, stderr=None), f"{color}/0.7", f"{arm.name}, seed {run.key.seed}", at % 8),
-            **group,
-        }
-        for at, run in enumerate(arm.runs)
-        if run.curve is not None
-    ]
-    mean = {**_mean_line(arm, grid_M, color, 2.5), "showlegend": True}
-    return [_mean_line(arm, grid_M, color, 2, forecast=True), mean, *points]
+    seeds = [(f"{arm.name}, seed {run.key.seed}", run.curve) for run in arm.runs if run.curve is not None]
+    return [*_curve(arm, grid_M, color, 2.5), *seed_points(arm.name, seeds, f"{color}/0.7")]

@@ -13,7 +13,7 @@ from scalerl.core.run_files import PICTURE, SUMMARY, RunInfo
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json, with_error
 from scalerl.types import EvalPoint
-from scalerl.view.figures import picture
+from scalerl.view.drawing import picture
 from scalerl.view.outlook import Outlook
 from scalerl.view.run import RunView
 

@@ -13,6 +13,7 @@ from scalerl.scaling.comparison import (
     comparison_sentence,
     log_compute_of_run,
     seed_scatter,
+    side_band,
     side_mean,
     verdict_of,
 )
@@ -257,3 +258,12 @@ def test_a_sentence_with_a_winner_does_not_say_too_close_to_call():
     won = replace(undecided, verdict="higher ceiling", winner="first", probability_higher=0.98)
     text = comparison_sentence(won, 0.3, 0.02, False)
     assert text.startswith("The first has the higher ceiling of its climb") and "are about level at" in text
+
+
+def test_the_bands_of_both_sides_have_the_levels_whose_difference_is_the_lead():
+    quick, slow = ([run(seed=10 * side + i, efficiency=b) for i in range(3)] for side, b in enumerate((2.6, 1.5)))
+    made = compare(quick, slow)
+    for lead in (made.measured, made.forecast):
+        first, second = (side_band(side, np.array([lead.compute]), made.seed_sd) for side in made.sides)
+        assert first.mean[0] - second.mean[0] == pytest.approx(lead.difference.mean, abs=1e-3)
+        assert np.hypot(first.sd[0], second.sd[0]) == pytest.approx(lead.difference.sd, rel=0.15)

@@ -19,6 +19,7 @@ from scalerl.study.execute import Execution, execute
 from scalerl.study.plan import check, plan_toml, read_plan, select
 from scalerl.study.plans import PLANS
 from scalerl.study.predict import by_forecast, predict
+from scalerl.view.figure import Line
 from scalerl.view.page import page
 from scalerl.view.study import study_results
 from scalerl.view.study_figures import FIGURES
@@ -162,12 +163,10 @@ def test_the_figure_names_the_setting_that_is_best_in_each_stretch(finished):
     pytest.importorskip("plotly")
     _, results = finished
     figure = FIGURES["frontier"](results)
-    thick = {trace["name"]: trace for trace in figure.data if trace.get("line", {}).get("width") == 4}
-    best = {
-        name: [x for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None] for name, trace in thick.items()
-    }
+    thick = {one.name: one for one in figure.series if isinstance(one, Line) and one.width == 4}
+    best = {name: one.x[np.isfinite(one.y)] for name, one in thick.items()}
     assert max(best["width 64, prompts_per_step 8"]) < 2e15
-    last = [y for y in thick["width 160, prompts_per_step 32"]["y"] if y is not None][-1]
+    last = thick["width 160, prompts_per_step 32"].y[-1]
     assert min(best["width 160, prompts_per_step 32"]) > 2e15 and last == pytest.approx(0.605, abs=0.015)
     made = page(results)
     assert made["blocks"][0]["sentence"].startswith("Best for 5.898e+15 FLOPs: width 1")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from simulated_study import KNOWN, STEPS, Truth, write_study
 
+from scalerl.view.figure import Line, Points
 from scalerl.view.frozen import write_page
 from scalerl.view.page import page
 from scalerl.view.study import study_results
@@ -57,23 +58,22 @@ def test_text_of_plans_and_logs_is_text(page_file, opened):
 
 def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin(results):
     figure = FIGURES["differences"](results)
-    drawn = dict(zip(figure.layout["yaxis"]["tickvals"], figure.layout["yaxis"]["ticktext"], strict=True))
-    for trace in figure.data:
-        for i, row in enumerate(trace["y"]):
+    drawn = figure.y.ticks
+    for points in figure.series:
+        for i, row in enumerate(points.y):
             difference = results.arm(drawn[row]).comparison.asymptote_difference
-            assert trace["x"][i] == pytest.approx(difference.mean, rel=1e-4)
-            assert trace["error_x"]["array"][i] == pytest.approx(difference.high - difference.mean, rel=1e-3)
+            assert points.x[i] == pytest.approx(difference.mean, rel=1e-4)
+            assert points.errors.size[1, i] == pytest.approx(difference.high - difference.mean, rel=1e-3)
     assert sorted(drawn.values()) == ["dapo", "fp32", "slow"] and drawn[-2] == "dapo"  # the highest ceiling on top
-    assert [figure.layout["shapes"][0][end] for end in ("x0", "x1")] == [-0.02, 0.02]
+    assert (figure.shapes[0].low, figure.shapes[0].high) == (-0.02, 0.02)
     assert "Not drawn, because not measured yet: young, broken." in figure.caption
 
 
 def test_ratios_are_on_a_log_axis_with_1_among_its_labels(results):
     for option in FIGURES["ratios"](results).choices["Ratio"].values():
-        axis = option["layout"]["xaxis"]
-        assert axis["type"] == "log" and "1" in axis["ticktext"] and 3 <= len(axis["ticktext"]) <= 9
-        reached = [10**end for end in axis["range"]]
-        assert all(reached[0] < x < reached[1] for trace in option["data"] for x in trace["x"])
+        assert option.x.scale == "log" and option.x.ticks[1] == "1" and 3 <= len(option.x.ticks) <= 9
+        low, high = option.x.limits
+        assert all(low < x < high for points in option.series for x in points.x)
 
 
 def test_a_very_wide_interval_does_not_compress_the_forest_plot(tmp_path):
@@ -81,7 +81,7 @@ def test_a_very_wide_interval_does_not_compress_the_forest_plot(tmp_path):
     truths = {"scalerl": Truth(), "slow": Truth(efficiency=1.4), "fp32": Truth(), "young": young}
     young = study_results(write_study(tmp_path / "young", truths))
     difference = young.arm("young").comparison.asymptote_difference
-    low, high = FIGURES["differences"](young).layout["xaxis"]["range"]
+    low, high = FIGURES["differences"](young).x.limits
     assert difference.high - difference.low > 0.2  # the margin is 0.02
     assert low < difference.mean < high < difference.high
 
@@ -90,23 +90,23 @@ def test_the_reference_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(re
     for name in ("curves", "slopes"):
         figure = FIGURES[name](results)
         assert list(figure.choices["Arm next to the reference"]) == ["dapo", "slow", "fp32"]
-        assert [t["name"].partition(":")[0] for t in figure.data if t.get("showlegend")] == ["scalerl"]
-    chosen = FIGURES["curves"](results).choices["Arm next to the reference"]["slow"]["data"]
-    points = [trace for trace in chosen if trace["mode"] == "markers"]
-    assert len(points) == 3 and all(len(trace["x"]) == 21 for trace in points)
+        assert [one.name.partition(":")[0] for one in figure.series if one.legend] == ["scalerl"]
+    chosen = FIGURES["curves"](results).choices["Arm next to the reference"]["slow"].series
+    points = [one for one in chosen if isinstance(one, Points)]
+    assert len(points) == 3 and all(len(one.x) == 21 for one in points)
 
 
 def test_the_line_of_an_arm_is_the_mean_of_its_fits(results):
-    line = next(trace for trace in FIGURES["curves"](results).data if trace["name"] == "dapo")
-    at = line["x"][-1]
+    line = next(one for one in FIGURES["curves"](results).series if one.name == "dapo")
+    at = line.x[-1]
     means = [fit.predict(at).mean[0] for fit in results.arm("dapo").fits]
-    assert at == pytest.approx(2e12 * STEPS) and line["y"][-1] == pytest.approx(np.mean(means), abs=1e-4)
+    assert at == pytest.approx(2e12 * STEPS) and line.y[-1] == pytest.approx(np.mean(means), abs=1e-4)
 
 
 def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(results):
     shown = FIGURES["slopes"](results)
-    (line,) = [trace for trace in shown.data if trace["mode"] == "lines" and trace.get("showlegend")]
-    slope = math.log(line["y"][1] / line["y"][0]) / math.log(line["x"][1] / line["x"][0])
+    (line,) = [one for one in shown.series if isinstance(one, Line) and one.legend]
+    slope = math.log(line.y[1] / line.y[0]) / math.log(line.x[1] / line.x[0])
     assert slope == pytest.approx(results.arm("scalerl").efficiency.mean, rel=0.03)
     assert f"A = {results.common_asymptote:.3f}" in shown.caption
 

@@ -7,18 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
 from scalerl.scaling import Curve, compare, fit
-from scalerl.types import EvalPoint
+from scalerl.scaling.comparison import ceilings
 from scalerl.view.analysis import Slope, analyze, common_unit, sides_of, slope_at
-from scalerl.view.figures import COLUMN, plot_curve
+from scalerl.view.drawing import plot
+from scalerl.view.figure import Points, to_plotly
 from scalerl.view.frozen import asset
-from scalerl.view.outlook import Source
-from scalerl.view.page_figures import FIGURES, points_figure, straight, without_level
+from scalerl.view.outlook import Source, read_sources
+from scalerl.view.page_figures import FIGURES, metric_name, straight, without_level, young_figure
 from scalerl.view.palette import DARK, LIGHT
+from scalerl.view.papers import COLUMN
 
 
 def analysis(*curves):
@@ -34,19 +37,19 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-@pytest.mark.parametrize(("scale", "first"), [("linear", 0), ("log", 1)])
-def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale, first):
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale):
     made = curve()
-    assert plot_curve(axes, fit(made), scale=scale, note="a note") is axes
-    drawn = next(line for line in axes.lines if len(line.get_xdata()) == 41 - first and line.get_marker() == "o")
-    np.testing.assert_array_equal(drawn.get_xdata(), made.compute[first:])  # on a log axis without the one before RL
+    assert plot(fit(made), axes, scale=scale, note="a note") is axes
+    drawn = next(line for line in axes.lines if len(line.get_xdata()) == 41 and line.get_marker() == "o")
+    np.testing.assert_array_equal(drawn.get_xdata(), made.compute)
     assert axes.get_xscale() == scale and axes.get_xlim()[1] >= 64_000
-    shown = texts(axes)
-    assert "a note" in shown
+    assert axes.get_legend().get_title().get_text().startswith("simulated   A = 0.6")
+    assert axes.get_legend().get_title().get_text().endswith("\na note")
     two, four = fit(made).mean([32_000.0, 64_000.0])
     assert f"forecast, {two:.3f} at 2×, {four:.3f} at 4×" in legend(axes)
-    assert any(t.get_text().startswith("ceiling of this climb, A = 0.6") for t in axes.get_legend().get_texts())
-    assert ("before RL" in shown) == (scale == "log")  # a linear axis shows the point itself
+    assert legend(axes)[-1].startswith("ceiling of this climb, A = 0.6")
+    assert texts(axes) == ["before training"]  # the level of the point that a log axis cannot show
 
 
 def legend(axes):
@@ -55,17 +58,20 @@ def legend(axes):
 
 def test_a_second_curve_gets_its_color_and_both_share_one_legend(axes):
     one, two = fit(curve()), fit(curve(asymptote=0.5, seed=1))
-    plot_curve(axes, one, name="dapo")
-    plot_curve(axes, two, name="grpo")
-    assert legend(axes) == [f"dapo, A = {one.asymptote.mean:.3f}", f"grpo, A = {two.asymptote.mean:.3f}",
-                            "forecast", "90% band"]  # fmt: skip
+    plot(one, axes, name="dapo")
+    plot(two, axes, name="grpo")
+    assert legend(axes) == ["dapo", "grpo"]
     colors = {line.get_color() for line in axes.lines if line.get_linestyle() == "-"}
-    assert {*LIGHT.series[:2]} <= colors and axes.get_title(loc="left") == ""
-    plot_curve(axes, one, name="third")
-    assert len(legend(axes)) == 5 and len(set(legend(axes))) == 5
+    assert {*LIGHT.series[:2]} <= colors and axes.get_legend().get_title().get_text() == ""
+    plot(one, axes, name="third")
+    assert legend(axes) == ["dapo", "grpo", "third"]
     own = axes.plot([1000.0, 2000.0], [0.3, 0.3])[0]
-    plot_curve(axes, two, name="fourth")
+    plot(two, axes, name="fourth")
     assert own in axes.lines  # what the caller drew stays
+    plot(two, axes)
+    plot(two, axes)
+    assert legend(axes)[-2:] == ["simulated", "simulated (6)"]
+    assert sum(isinstance(area, PolyCollection) for area in axes.collections) == 6  # bands, each once
 
 
 @pytest.mark.parametrize("scale", ["log", "linear"])
@@ -82,7 +88,7 @@ def test_ticks_are_amounts_as_people_say_them_without_an_offset(scale, axis, fac
     made = curve()
     figure = Figure(figsize=(COLUMN, 2.4), layout="constrained")
     axes = figure.subplots()
-    plot_curve(axes, fit(Curve(made.compute * factor, made.metric, axis=axis)), scale=scale)
+    plot(fit(Curve(made.compute * factor, made.metric, axis=axis)), axes, scale=scale)
     figure.draw_without_rendering()
     low, high = axes.get_xlim()
     ticks = [text.get_text() for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high]
@@ -90,31 +96,38 @@ def test_ticks_are_amounts_as_people_say_them_without_an_offset(scale, axis, fac
     assert len(ticks) >= 2 and all(re.fullmatch(r"[\d.,]+", tick) and len(tick) <= 7 for tick in ticks), ticks
 
 
+def test_the_axis_of_the_metric_has_the_name_that_a_log_gives_it(axes):
+    made = curve()
+    rows = [{"global_step": int(c), "val_accuracy": m} for c, m in zip(made.compute, made.metric.tolist(), strict=True)]
+    (source,) = read_sources([rows])
+    plot(source.curve, axes)
+    assert axes.get_ylabel() == "val_accuracy" and source.curve.first(10).metric_name == "val_accuracy"
+    assert metric_name(made) == "held-out pass rate" and metric_name(replace(made, bounds=(-1, 1))) == "held-out metric"
+    assert metric_name(replace(made, training=True, metric_name="reward")) == "reward (training reward)"
+
+
 CASES = [("log", 0), ("linear", 0), ("log", 1), ("linear", 1)]
 
 
 @pytest.mark.parametrize("width", [COLUMN, 8.0])
 @pytest.mark.parametrize(("scale", "second"), CASES)
-def test_nothing_is_cut_and_the_legend_covers_no_point(width, scale, second):
+def test_nothing_is_cut_and_the_legend_is_above_the_axes(width, scale, second):
     figure = Figure(figsize=(width, 0.75 * width), dpi=100, layout="constrained")
     axes = figure.subplots()
     note = "12% of the reference answers are wrong on purpose, and the metric is the mean of three tasks"
     made = replace(curve(noise=0.01), stderr=np.full(41, 0.01), label="scalerl-arithmetic-of-two-digits", prompts=256)
-    plot_curve(axes, fit(made), note=note, scale=scale)
+    plot(fit(made), axes, note=note, scale=scale)
     if second:
-        plot_curve(axes, fit(curve(asymptote=0.5, seed=1)), note=note, scale=scale)
+        plot(fit(curve(asymptote=0.5, seed=1)), axes, note=note, scale=scale)
     figure.draw_without_rendering()
     box, renderer = figure.bbox, FigureCanvasAgg(figure).get_renderer()
-    for text in [*axes.texts, axes.title, axes._left_title, *axes.get_legend().get_texts(), axes.xaxis.label]:
+    for text in [*axes.texts, axes.get_legend().get_title(), *axes.get_legend().get_texts(), axes.xaxis.label]:
         if not text.get_text():
             continue
         place = text.get_window_extent(renderer)
         assert place.x0 >= -1 and place.x1 <= box.x1 + 1 and place.y1 <= box.y1 + 1, text
     legend_box = axes.get_legend().get_window_extent(renderer)
-    drawn = made.compute > 0 if scale == "log" else np.full(41, True)
-    points = axes.transData.transform(np.column_stack([made.compute[drawn], made.metric[drawn]]))
-    covered = sum(legend_box.contains(*point) for point in points)
-    assert covered == 0 and legend_box.y1 <= axes.bbox.y1 + 2
+    assert legend_box.y0 >= axes.bbox.y1 - 2
 
 
 def test_the_colors_are_those_of_the_pages():
@@ -129,7 +142,7 @@ def test_the_colors_are_those_of_the_pages():
 
 
 def test_a_picture_for_a_dark_background_has_its_colors(axes):
-    plot_curve(axes, fit(curve()), dark=True)
+    plot(fit(curve()), axes, dark=True)
     assert to_hex(axes.get_facecolor()) == DARK.paper and to_hex(axes.figure.get_facecolor()) == DARK.paper
     assert axes.xaxis.label.get_color() == DARK.ink
 
@@ -161,13 +174,13 @@ def test_points_at_or_above_the_ceiling_or_below_the_start_are_left_out_and_coun
 def test_runs_become_lines_whose_slopes_are_their_b():
     slopes = [slope_at(curve(efficiency=b, seed=i), 0.61, f"run {i}") for i, b in enumerate((1.5, 2.6))]
     for slope, true in zip(slopes, (1.5, 2.6), strict=True):
-        line, points = straight([slope], 1.0, ("@s0", "solid"))
-        steepness = np.diff(np.log(line["y"])) / np.diff(np.log(line["x"]))
+        line, points = straight([slope], 1.0, "@s0")
+        steepness = np.diff(np.log(line.y)) / np.diff(np.log(line.x))
         assert steepness[0] == pytest.approx(slope.efficiency, rel=1e-4) == pytest.approx(true, rel=0.05)
-        assert line["name"] == f"{slope.label}: B = {slope.efficiency:.2f}" and len(points["x"]) == len(slope.compute)
+        assert line.name == f"{slope.label}: B = {slope.efficiency:.2f}" and len(points.x) == len(slope.compute)
     # the line of two runs has the geometric mean of their slopes
-    both = straight(slopes, 1.0, ("@s0", "solid"))[0]
-    steepness = np.diff(np.log(both["y"])) / np.diff(np.log(both["x"]))
+    both = straight(slopes, 1.0, "@s0")[0]
+    steepness = np.diff(np.log(both.y)) / np.diff(np.log(both.x))
     assert steepness[0] == pytest.approx(np.sqrt(slopes[0].efficiency * slopes[1].efficiency), rel=1e-4)
 
 
@@ -189,7 +202,8 @@ def test_the_sides_differ_by_the_reported_difference(comparison):
     difference = comparison.asymptote_difference
     assert first.recipe.mean - second.recipe.mean == pytest.approx(difference.mean, abs=0.001)
     assert np.hypot(first.recipe.sd, second.recipe.sd) == pytest.approx(difference.sd, rel=0.2)
-    assert first.runs == tuple(f.asymptote for f in comparison.sides[0])
+    for run, f in zip(first.runs, comparison.sides[0], strict=True):  # the draws that `compare` uses
+        assert run.mean == pytest.approx(ceilings(f).mean(), abs=1e-9)
     first, second = sides_of(comparison)["efficiency"]
     assert first.recipe.mean / second.recipe.mean == pytest.approx(comparison.efficiency_ratio.mean, rel=0.02)
 
@@ -200,17 +214,19 @@ def test_the_slider_shows_one_earlier_forecast_and_whether_it_came_true():
     ends = [4800.0, 6400.0, 8000.0, 9600.0, 11_200.0, 12_800.0, 14_400.0]  # 30% to 90% of 16,000
     assert [part.last_compute for part in parts] == ends
     drawn = FIGURES["backtests"](analyzed).choices["Run"]["run 0"]
-    *forecasts, points = drawn["data"]
-    lines = forecasts[2::3]
-    assert [trace["x"][0] for trace in lines] == ends and len(forecasts) == 21
-    assert lines[0]["y"][-1] == pytest.approx(parts[0].predict([16_000.0]).mean[0], abs=1e-6)
+    *forecasts, points = drawn.series
+    lines = forecasts[1::2]
+    assert [line.x[0] for line in lines] == ends and len(forecasts) == 14
+    assert lines[0].y[-1] == pytest.approx(parts[0].predict([16_000.0]).mean[0], abs=1e-6)
     whole = analyzed.runs[0].source.curve
     later = whole.compute > 11_200
     band = parts[4].predict(whole.compute[later], noise=True)
     inside = int(((band.low <= whole.metric[later]) & (whole.metric[later] <= band.high)).sum())
-    assert lines[4]["name"].startswith("from 70%: 0.")
-    assert lines[4]["name"].endswith(f"; {inside} of {later.sum()} later evaluations are in the band") and inside > 5
-    (slider,) = drawn["layout"]["sliders"]
+    assert lines[4].name.startswith("from 70%: 0.")
+    assert lines[4].name.endswith(f"; {inside} of {later.sum()} later evaluations are in the band") and inside > 5
+    shown = to_plotly(drawn)
+    *forecasts, points = shown["data"]
+    (slider,) = shown["layout"]["sliders"]
     assert [step["label"] for step in slider["steps"]] == ["30%", "40%", "50%", "60%", "70%", "80%", "90%"]
     assert [trace["visible"] for trace in forecasts] == [number // 3 == slider["active"] == 3 for number in range(21)]
     for number, step in enumerate(slider["steps"]):
@@ -242,16 +258,11 @@ def test_a_figure_draws_at_most_2000_points_of_a_run_and_says_how_many_of_how_ma
     analyzed = analysis(curve(points=points))
     for name in ("curves", "backtests"):
         figure = FIGURES[name](analyzed)
-        data = [*figure.data, *(trace for effect in figure.choices.get("Run", {}).values() for trace in effect["data"])]
-        marks = [trace for trace in data if trace["mode"] == "markers" and len(trace["x"]) > 1]
-        assert [len(trace["x"]) for trace in marks] == [drawn]
+        series = [*figure.series, *(one for part in figure.choices.get("Run", {}).values() for one in part.series)]
+        marks = [one for one in series if isinstance(one, Points) and one.color == "@ink"]
+        assert [len(one.x) for one in marks] == [drawn]
         assert (f"{drawn:,} of {points:,}" in figure.caption) == (drawn < points)
-    young = points_figure(evaluation_points(points), "step", "maths")
-    assert len(young.data[0]["x"]) == drawn and (f"{drawn:,} of {points:,} held-out" in young.caption) == (
+    young = young_figure(curve(points=points))
+    assert len(young.series[0].x) == drawn and (f"{drawn:,} of {points:,} held-out" in young.caption) == (
         drawn < points
     )
-
-
-def evaluation_points(count):
-    row = {"task": "maths", "pass_rate": 0.5, "stderr": 0.01, "prompts": 8, "samples_per_prompt": 1, "flops": 1.0}
-    return [EvalPoint(**row, tokens=1, device_hours=1.0, step=step) for step in range(count)]

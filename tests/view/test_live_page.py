@@ -127,7 +127,7 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
     learning = tab.locator("details.metrics").first
     assert learning.locator("summary").inner_text() == f"Learning {learning.locator('.tile').count()}"
     kinds = tab.evaluate("document.getElementById('plot-curves').data.length")
-    assert kinds == 6  # band, fit, forecast, points and ceiling
+    assert kinds == 9  # fit, forecast, points, marks at 2x and 4x, the ceiling, and two traces for each of two bands
 
 
 def test_zooming_into_a_metric_loads_the_visible_steps_at_full_resolution(live, tab, place):

@@ -47,7 +47,7 @@ def test_the_page_shows_the_forecast_in_the_units_of_the_metric_and_what_was_rea
     assert cards["Forecast at twice the compute"]["big"] == f"{log.outlook.forecast.at[0].mean:.2f}"
     assert cards["Advice"]["big"] == log.outlook.advice.sentence.partition(":")[0]
     (curves, *_) = [figure for block in page["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
-    assert curves["layout"]["yaxis"]["title"]["text"] == "training reward"
+    assert curves["layout"]["yaxis"]["title"]["text"] == "reward (training reward)"
     assert max(value for trace in curves["data"] for value in trace["y"] if value is not None) > 5
     read, message = [block for block in page["blocks"] if block["kind"] == "fields"]
     assert message["fields"]["a fall"] == f'scalerl follow {page["subtitle"]} --until "falling" && COMMAND'

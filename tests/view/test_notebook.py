@@ -1,4 +1,4 @@
-"""Records in notebooks: a short repr, HTML with a table and a picture, and plots that load matplotlib when called."""
+"""Records in notebooks: a short repr, HTML with the printed lines and a picture, plots that load matplotlib late."""
 
 import base64
 import re
@@ -17,6 +17,8 @@ import scalerl
 from scalerl.config import LAB
 from scalerl.scaling import Curve, CurveError, advise, compare, fit, forecast
 from scalerl.training.run_dir import RunDirectory
+from scalerl.view.figure import Points
+from scalerl.view.page_figures import curves_figure, recipes_of
 
 matplotlib.use("Agg")
 
@@ -52,18 +54,18 @@ FITTED = fit(run())
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        (FITTED, ["ceiling of this climb, A", "steepness B", "2,540 device-hours", str(advise(FITTED))]),
+        (FITTED, ["the ceiling of this climb", "the steepness", "2,550 device-hours", str(advise(FITTED))]),
         (forecast(FITTED, at=["2x", 20_000]), ["at 20,000 device-hours", "one evaluation", str(advise(FITTED))]),
         (
             compare(run(), run(seed=1, asymptote=0.5), names=("a<b", "grpo")),
-            ["a<b has the higher", "difference of the climbs", "next gain of grpo"],
+            ["a<b has the higher", "difference of ceilings", "next gain of grpo"],
         ),
     ],
 )
-def test_a_notebook_shows_the_decision_a_table_and_a_picture(shown, words):
+def test_a_notebook_shows_the_decision_what_print_shows_and_a_picture(shown, words):
     text = shown._repr_html_()
     parsed = " ".join(Balanced(text).words)
-    assert "<table>" in text and png_in(text)[:4] == b"\x89PNG" and "<script" not in text
+    assert "<pre" in text and png_in(text)[:4] == b"\x89PNG" and "<script" not in text
     for word in words:
         assert word.partition(",")[0] in parsed, (word, parsed)
 
@@ -81,6 +83,12 @@ def test_the_repr_of_a_record_is_one_short_line(shown, start):
     text = repr(shown)
     assert text.startswith(start.replace("'the first", "'The first") if "Comparison" in start else start)
     assert "\n" not in text and len(text) < 260 and "array(" not in text
+
+
+def test_seeds_of_one_label_are_all_drawn():
+    shown = compare([run(), run(seed=1)], [run(seed=2), run(seed=3), run(seed=4)], names=("a", "b"))
+    points = [one for one in curves_figure(recipes_of(shown), shown).series if isinstance(one, Points)]
+    assert [(one.group, len(one.x)) for one in points if len(one.x) > 1] == [("a", 41)] * 2 + [("b", 41)] * 3
 
 
 def test_curves_and_fits_draw_themselves_and_share_axes():
@@ -115,7 +123,7 @@ def test_a_run_in_a_notebook_shows_its_step_and_its_forecast_or_why_there_is_non
     assert "step 0 of" in text and "No forecast yet: " in text and "at least 5 points" in text
     add_points(tmp_path / "run", range(3, 30))
     text = scalerl.load(tmp_path / "run")._repr_html_()
-    assert "ceiling of this climb, A" in text and png_in(text)
+    assert "the ceiling of this climb" in text and png_in(text)
     Balanced(text)
 
 

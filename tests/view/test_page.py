@@ -11,6 +11,7 @@ from simulated_runs import write
 
 from scalerl.scaling import Curve
 from scalerl.view.analysis import analyze
+from scalerl.view.figure import Band, Line, Points
 from scalerl.view.frozen import asset, frozen, write_page
 from scalerl.view.outlook import read_sources
 from scalerl.view.page import page
@@ -93,29 +94,44 @@ def test_a_name_cannot_end_the_script_with_the_figures(tmp_path):
 
 
 def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
-    traces = FIGURES["curves"](studied).data
-    points = [trace for trace in traces if trace["mode"] == "markers" and len(trace["x"]) == 41]
+    figure = FIGURES["curves"](studied)
+    points = [one for one in figure.series if isinstance(one, Points) and len(one.x) == 41]
     assert len(points) == 3
-    np.testing.assert_allclose(points[1]["y"], studied.runs[1].source.curve.metric, atol=1e-5)
-    forecast = next(trace for trace in traces if trace.get("line", {}).get("dash") == "dash")
-    assert forecast["x"][0] == 16_000 and forecast["x"][-1] == 64_000
-    assert forecast["y"][-1] == pytest.approx(studied.runs[0].outlook.forecast.at[1].mean, abs=1e-5)
-    ceiling = next(trace for trace in traces if len(trace["x"]) == 1)
-    estimate = studied.runs[0].outlook.fit.asymptote
-    log_range = FIGURES["curves"](studied).choices["Compute axis"]["logarithmic"]["layout"]["xaxis"]["range"]
-    every = [trace["x"][0] for trace in traces if len(trace["x"]) == 1]
-    assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all inside the range
-    assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(estimate.high, abs=1e-4)
+    np.testing.assert_allclose(points[1].y, studied.runs[1].source.curve.metric, atol=1e-5)
+    forecasts = [one for one in figure.series if isinstance(one, Line) and one.dash == "dash"]
+    assert [(one.x[0], one.x[-1]) for one in forecasts] == [(16_000, 64_000)] * 2
+    at_four = np.mean([run.outlook.forecast.at[1].mean for run in studied.runs[:2]])
+    assert forecasts[0].y[-1] == pytest.approx(at_four, abs=1e-5)
+    log_range = figure.choices["Compute axis"]["logarithmic"].x.limits
+    ceilings = [one for one in figure.series if len(one.x) == 1]
+    places = [one.x[0] for one in ceilings]
+    assert len(set(places)) == 2 and min(places) > 64_000 and max(places) < log_range[1]  # all inside the range
+    for one, side in zip(ceilings, studied.sides["asymptote"], strict=True):
+        assert one.y[0] + one.errors.size[1, 0] == pytest.approx(side.recipe.high)
+
+
+def test_a_recipe_has_one_line_and_one_band_and_an_entry_with_its_name(studied):
+    series = FIGURES["curves"](studied).series
+    bands = [one for one in series if isinstance(one, Band)]
+    assert [(one.group, one.edges) for one in bands] == [(name, True) for name in studied.comparison.names]
+    assert [one.name for one in series if one.legend] == list(studied.comparison.names)
+    seeds = [one for one in series if isinstance(one, Line) and one.width == 1]
+    assert [one.name for one in seeds] == [run.source.name for run in studied.runs]
+    assert all(one.color.endswith("/0.4") for one in seeds)
+    # half of a 90% interval of a recipe of two seeds with the assumed scatter of 0.02 / 1.645 is at least
+    # 1.645 * 0.01216 / sqrt(2) = 0.0141
+    band = bands[0]
+    at = int(np.searchsorted(band.x, 16_000))
+    assert (band.high[at] - band.low[at]) / 2 == pytest.approx(0.0141, rel=0.1)
 
 
 def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(studied, files):
     def colors(analysis):
-        return [
-            t["marker"]["color"] for t in FIGURES["curves"](analysis).data if t["mode"] == "markers" and "mode" in t
-        ][::2]
+        points = [one for one in FIGURES["curves"](analysis).series if isinstance(one, Points) and len(one.x) > 1]
+        return [one.color for one in points]
 
-    assert colors(studied) == ["@s0", "@s0", "@s1", "@s1"]
-    assert colors(analyze(read_sources(files[0]))) == ["@s0", "@s1"]
+    assert colors(studied) == ["@s0/0.4", "@s0/0.4", "@s1/0.4", "@s1/0.4"]
+    assert colors(analyze(read_sources(files[0]))) == ["@s0/0.75", "@s1/0.75"]
 
 
 def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files):

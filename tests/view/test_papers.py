@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import call
 from simulated_runs import run, write
@@ -15,9 +16,14 @@ from simulated_study import Truth, write_study
 from scalerl.core.errors import ConfigError
 from scalerl.scaling import frontier
 from scalerl.view.analysis import analyze
+from scalerl.view.drawing import draw
+from scalerl.view.figure import Axis, Band, Errors, Figure, Line, Points, Rule, Span, powers_text, to_plotly
 from scalerl.view.outlook import Source
-from scalerl.view.page import frontier_page, page, study_page
-from scalerl.view.papers import Table, Variant, csv_of, latex_of, plain_text, save_page, tables, variants
+from scalerl.view.page import cell, figures_of, frontier_page, page, study_figures, study_page, table
+from scalerl.view.page_figures import frontier_figure
+from scalerl.view.palette import LIGHT
+from scalerl.view.papers import PIXELS, csv_of, latex_of, markdown_of, save_page, variants
+from scalerl.view.report import Report
 from scalerl.view.study import study_results
 from scalerl.view.study_files import read_files
 
@@ -28,20 +34,23 @@ def sources(name, *curves):
 
 @pytest.fixture(scope="module")
 def compared():
-    return page(analyze(sources("a", run(), run(seed=1)), sources("b", run(efficiency=1.4, seed=2))))
+    analysis = analyze(sources("a", run(), run(seed=1)), sources("b", run(efficiency=1.4, seed=2)))
+    return Report(page(analysis), figures_of(analysis), None)
 
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
     truths = {"scalerl": Truth(), "fp32": Truth(midpoint=4e13), "dapo": Truth(asymptote=0.5)}
-    return study_page(study_results(read_files(write_study(tmp_path_factory.mktemp("s") / "loo", truths).path)))
+    results = study_results(read_files(write_study(tmp_path_factory.mktemp("s") / "loo", truths).path))
+    return Report(study_page(results), study_figures(results), None)
 
 
 def pages(request, name):
     if name == "frontier":
         curves = [run(midpoint=500.0 * size, seed=size) for size in (1, 2, 4, 8)]
         settings = [{"size": size} for size in (1, 2, 4, 8)]
-        return frontier_page(frontier(curves, settings, 20_000.0), list(zip(curves, settings, strict=True)))
+        found, runs = frontier(curves, settings, 20_000.0), list(zip(curves, settings, strict=True))
+        return Report(frontier_page(found, runs), {"frontier": frontier_figure(found, runs)}, None)
     return request.getfixturevalue(name)
 
 
@@ -51,19 +60,22 @@ MANY = [pytest.param(name, marks=pytest.mark.slow) for name in ("compared", "stu
 @pytest.mark.parametrize("name", [*MANY, "frontier"])
 def test_every_figure_and_table_of_a_page_is_written_in_every_format(request, name, tmp_path):
     shown = pages(request, name)
-    written = {path.name for path in save_page(tmp_path / "figures", shown)}
+    written = {path.name for path in save_page(tmp_path / "figures", shown.page, shown.figures)}
     assert written == {path.name for path in (tmp_path / "figures").iterdir()}
-    drawn = {figure["name"] for block in shown["blocks"] if block["kind"] == "figures" for figure in block["figures"]}
+    blocks = shown.page["blocks"]
+    drawn = {figure["name"] for block in blocks if block["kind"] == "figures" for figure in block["figures"]}
     for figure in drawn:
         for kind in ("pdf", "svg", "png"):
             assert any(file.startswith(figure) and file.endswith(kind) for file in written), (figure, kind)
-    listed = [block["title"] for block in shown["blocks"] if block["kind"] == "table"]
-    assert len([file for file in written if file.endswith(".csv")]) == len(listed) == len(list(tables(shown))) > 0
+    listed = [block["title"] for block in blocks if block["kind"] == "table"]
+    for kind in ("csv", "tex", "md"):
+        assert len([file for file in written if file.endswith(kind)]) == len(listed)
+    assert listed
 
 
 @pytest.mark.slow
 def test_a_figure_has_the_width_of_a_column_and_fonts_that_publishers_take(compared, tmp_path):
-    save_page(tmp_path, compared)
+    save_page(tmp_path, compared.page, compared.figures)
     pdf = (tmp_path / "curves.pdf").read_bytes()
     ((width, _),) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", pdf)
     assert float(width) == pytest.approx(3.25 * 72, abs=0.5)
@@ -71,23 +83,17 @@ def test_a_figure_has_the_width_of_a_column_and_fonts_that_publishers_take(compa
     svg = (tmp_path / "curves.svg").read_text()
     assert "<text" in svg and "training compute (device-hours)" in svg and "held-out pass rate" in svg
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    save_page(tmp_path, compared, width=6.75)  # again, in its own directory
+    save_page(tmp_path, compared.page, compared.figures, width=6.75)  # again, in its own directory
     assert b"486 " in re.search(rb"/MediaBox \[.*?\]", (tmp_path / "curves.pdf").read_bytes())[0]
 
 
-def drawn_axes(variant, width=3.25):
+def drawn_axes(shown, width=3.25):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from scalerl.view import papers
-    from scalerl.view.palette import LIGHT
-
-    figure = Figure(
-        figsize=(width, variant.layout.get("height", 0) * papers.PIXELS or 0.72 * width), layout="constrained"
-    )
+    figure = Figure(figsize=(width, shown.height * PIXELS or 0.72 * width), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    papers.draw(axes, variant, LIGHT)
+    axes = draw(figure.subplots(), shown)
     figure.draw_without_rendering()
     return axes
 
@@ -95,15 +101,15 @@ def drawn_axes(variant, width=3.25):
 @pytest.mark.parametrize("name", ["compared", "studied", "frontier"])
 @pytest.mark.parametrize("scale", ["log", "linear"])
 def test_no_label_is_cut_and_no_two_ticks_overlap(request, name, scale):
-    for variant in variants(pages(request, name), scale):
-        axes = drawn_axes(variant)
+    for title, shown in variants(pages(request, name).figures, scale):
+        axes = drawn_axes(shown)
         renderer, box = axes.figure.canvas.get_renderer(), axes.figure.bbox
         low, high = sorted(axes.get_xlim())
         labels = [t for t in axes.get_xticklabels(which="both") if t.get_text() and low <= t.get_position()[0] <= high]
         places = sorted((t.get_window_extent(renderer) for t in labels), key=lambda place: place.x0)
-        assert len(places) >= 2, variant.name
-        assert all(a.x1 <= b.x0 + 1 for a, b in pairwise(places)), (variant.name, labels)
-        assert axes.xaxis.get_offset_text().get_text() == "", variant.name
+        assert len(places) >= 2, title
+        assert all(a.x1 <= b.x0 + 1 for a, b in pairwise(places)), (title, labels)
+        assert axes.xaxis.get_offset_text().get_text() == "", title
         legend = axes.get_legend()
         for text in [axes.xaxis.label, axes.yaxis.label, *(legend.get_texts() if legend else [])]:
             place = text.get_window_extent(renderer)
@@ -115,26 +121,44 @@ def test_no_label_is_cut_and_no_two_ticks_overlap(request, name, scale):
             assert len(names) == len(set(names)) and legend.get_window_extent(renderer).y0 >= axes.bbox.y1 - 2
 
 
-def test_several_runs_have_their_colors_and_one_legend(compared):
-    (variant,) = (each for each in variants(compared, "log") if each.name == "curves")
-    axes = drawn_axes(variant)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a-0", "a-1", "b-0"]
-    assert len({line.get_color() for line in axes.lines}) >= 2 and axes.get_xscale() == "log"
-    (linear,) = (each for each in variants(compared, "linear") if each.name == "curves")
-    assert drawn_axes(linear).get_xscale() == "linear"
+def test_recipes_have_their_colors_and_one_legend(compared):
+    axes = drawn_axes(dict(variants(compared.figures, "log"))["curves"])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b-0"]
+    assert {*LIGHT.series[:2]} <= {line.get_color() for line in axes.lines} and axes.get_xscale() == "log"
+    assert drawn_axes(dict(variants(compared.figures, "linear"))["curves"]).get_xscale() == "linear"
 
 
 def test_an_option_that_draws_something_else_has_its_own_file(compared):
-    names = [variant.name for variant in variants(compared, "log")]
+    names = [name for name, _ in variants(compared.figures, "log")]
     assert {"backtests-a-0", "backtests-b-0"} <= set(names) and len(names) == len(set(names))
 
 
-def test_text_of_a_page_is_text_of_a_figure():
-    assert plain_text("2.5×10<sup>3</sup> &lt;b&gt; <b>thick</b><br>$5") == "2.5×10$^{3}$ <b> thick\n\\$5"
+def test_text_of_a_figure_is_text_of_a_page_and_of_a_file():
+    shown = Figure(
+        [Points(x=[1.0], y=[1.0], color="@s0", name="<b>", legend=True)], Axis("<i>costs $5 & $6"), Axis("y")
+    )
+    drawn = to_plotly(shown)
+    assert drawn["layout"]["xaxis"]["title"]["text"] == "&lt;i&gt;costs $5 &amp; $6"
+    assert drawn["data"][0]["name"] == "&lt;b&gt;"
+    assert drawn_axes(shown).get_xlabel() == r"<i>costs \$5 & \$6"  # which matplotlib does not read as a formula
+    assert [powers_text(value) for value in (0.25, 4.24e11, 1e-7)] == ["0.25", "4.24 × 10¹¹", "1 × 10⁻⁷"]
 
 
-TABLE = Table(["Arm", "Ceiling A", "Seeds"], [[("fp32_50%", ""), ("2.5 × 10⁻³", "0.1 to 0.2"), ("3 of 3", "")],
-                                             [("dapo & co", ""), ("–", ""), ("1 of 3", "")]])  # fmt: skip
+def test_overlapping_bands_do_not_mix_their_colors():
+    """A band in a sixth of #2a5d9f (42, 93, 159) on white: 255 - 0.16 * 213 = 221, 229 and 240."""
+    red, green, blue = (round(255 * share) for share in LIGHT.mixed("@s0", 0.16))
+    assert (red, green, blue) == (221, 229, 240)
+    bands = [Band(x=[0, 1], low=[0, 0], high=[1, 1], color=color, edges=True) for color in ("@s0", "@s1")]
+    axes = drawn_axes(Figure(bands))
+    faces = [area.get_facecolor()[0] for area in axes.collections]
+    assert [face[3] for face in faces] == [1.0, 1.0] and len(axes.lines) == 4
+    assert to_plotly(Figure(bands))["data"][1]["fillcolor"] == "@s0~0.16"
+
+
+TABLE = table("", ["Arm", "Ceiling A", "Seeds"], [
+    [cell("fp32_50%"), cell("2.5 × 10⁻³", small="0.1 to 0.2"), cell("3 of 3")],
+    [cell("dapo & co"), cell("–"), cell("1 of 3")],
+])  # fmt: skip
 
 
 def test_a_table_has_its_intervals_in_columns_of_csv_and_in_parentheses_of_latex():
@@ -143,6 +167,8 @@ def test_a_table_has_its_intervals_in_columns_of_csv_and_in_parentheses_of_latex
     assert rows[1] == ["fp32_50%", "2.5 × 10⁻³", "0.1 to 0.2", "3 of 3"] and rows[2][2] == ""
     text = latex_of(TABLE)
     assert r"fp32\_50\% & 2.5 $\times$ 10$^{-3}$ (0.1 to 0.2) & 3 of 3 \\" in text
+    lines = markdown_of(table("", ["Arm", "A"], [[cell("a|b"), cell("0.61", small="0.60 to 0.62")]])).splitlines()
+    assert lines == ["| Arm | A |", "| -- | --: |", r"| a\|b | 0.61 (0.60 to 0.62) |"]
     assert r"dapo \& co & -- & 1 of 3 \\" in text and text.count(r"\\") == 3
     assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
 
@@ -168,20 +194,23 @@ def test_the_commands_write_figures_beside_their_page(capsys, tmp_path):
 @pytest.mark.parametrize("width", [0.0, -3.0, 25.0, float("nan")])
 def test_a_width_that_no_page_has_is_an_error(compared, tmp_path, width):
     with pytest.raises(ConfigError, match="allowed: 1 to 20 inches"):
-        save_page(tmp_path, compared, width=width)
+        save_page(tmp_path, compared.page, compared.figures, width=width)
 
 
-def test_a_trace_of_every_kind_is_drawn():
-    data = [
-        {"mode": "lines", "x": [1, 2], "y": [1, None], "line": {"width": 0}, "showlegend": False},
-        {"mode": "lines", "x": [1, 2], "y": [2, 3], "line": {"width": 0}, "fill": "tonexty", "fillcolor": "@s0/0.2"},
-        {"mode": "lines+markers", "name": "a", "x": [1, 2], "y": [1.5, 2], "line": {"color": "@s2", "dash": "dot"},
-         "marker": {"color": "@s2", "symbol": ["circle", "circle-open"]}, "error_x": {"array": [0.1, 0.2]}},
+def test_a_series_of_every_kind_is_drawn():
+    series = [
+        Band(x=[1, 2], low=[1, np.nan], high=[2, 3], color="@s0"),
+        Line(x=[1, 2], y=[1.5, 2], color="@s2", dash="dot"),
+        Points(x=[1, 2], y=[1.5, 2], color="@s2", symbol=["circle", "circle-open"],
+               errors=Errors([0.1, 0.2], "@s2", along="x")),
+        Line(x=[1, 2], y=[9, 9], color="@s3", frame=0),
+        Line(x=[1, 2], y=[1, 1], color="@s3", frame=1),
     ]  # fmt: skip
-    dotted = {"color": "@ink", "dash": "dot"}
-    shapes = [
-        {"type": "rect", "x0": 1, "x1": 2, "fillcolor": "@muted/0.1"},
-        {"type": "line", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": dotted},
-    ]
-    axes = drawn_axes(Variant("all", data, {"shapes": shapes, "xaxis": {"title": {"text": "x"}}}))
-    assert len(axes.collections) == 2 and len(axes.patches) == 1 and len(axes.lines) == 4
+    shapes = [Span(1, 2, "@muted/0.1"), Rule(1, "@ink", "x"), Rule(2, "@ink", "y", "before")]
+    shown = Figure(series, Axis("x"), shapes=shapes, frames=["10%", "20%"])
+    axes = drawn_axes(shown)
+    assert len(axes.collections) == 2 and len(axes.patches) == 1
+    assert [text.get_text() for text in axes.texts] == ["before"]
+    assert len(axes.lines) == 2 + 1 + 2 + 1 and axes.get_ylim()[1] < 4  # rules, line, two symbols, the middle frame
+    traces = to_plotly(shown)["data"]
+    assert traces[0]["y"] == [1.0, None] and [trace.get("visible") for trace in traces[-2:]] == [False, True]

@@ -46,23 +46,22 @@ def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_o
     analysis = analyze(read_sources([run], axis="device_hours"))
     assert analysis.runs[0].source.curve.label == "main"
     figure = FIGURES["suites"](analysis)
-    assert [trace["name"] for trace in figure.data] == ["aime-24", "&lt;b&gt;own"]
-    for trace, (start, error) in zip(figure.data, SUITES.values(), strict=True):
-        assert trace["x"] == FIGURES["curves"](analysis).data[4]["x"] and len(trace["x"]) == 13
-        assert trace["y"] == pytest.approx([start + 0.01 * step for step in range(13)])
-        assert trace["error_y"]["array"] == pytest.approx([error] * 13)
-    assert len({trace["line"]["color"] for trace in figure.data}) == 2
+    points, lines = figure.series[1::2], figure.series[::2]
+    assert [one.name for one in lines] == ["aime-24", "<b>own"] and all(one.legend for one in lines)
+    for one, (start, error) in zip(points, SUITES.values(), strict=True):
+        assert list(one.x) == list(analysis.runs[0].source.curve.compute) and len(one.x) == 13
+        assert list(one.y) == pytest.approx([start + 0.01 * step for step in range(13)])
+        assert list(one.errors.size) == pytest.approx([error] * 13)
+    assert len({one.color for one in lines}) == 2
 
 
 def test_suites_of_several_runs_keep_their_color_and_name_their_run(run, tmp_path):
     analysis = analyze(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
-    traces = FIGURES["suites"](analysis).data
-    assert [trace["name"] for trace in traces] == [
-        "aime-24, run", "&lt;b&gt;own, run", "aime-24, other", "&lt;b&gt;own, other",
-    ]  # fmt: skip
-    assert [trace["line"]["color"] for trace in traces] == ["@s0", "@s1", "@s0", "@s1"]
-    assert [trace["line"]["dash"] for trace in traces] == ["solid", "solid", "dash", "dash"]
-    assert traces[0]["x"][-1] == pytest.approx(1.6e19)
+    lines = FIGURES["suites"](analysis).series[::2]
+    assert [one.name for one in lines] == ["aime-24, run", "<b>own, run", "aime-24, other", "<b>own, other"]
+    assert [one.color for one in lines] == ["@s0", "@s1", "@s0", "@s1"]
+    assert [one.dash for one in lines] == ["solid", "solid", "dash", "dash"]
+    assert lines[0].x[-1] == pytest.approx(1.6e19)
 
 
 def test_a_run_without_suites_has_no_such_figure(run, tmp_path):

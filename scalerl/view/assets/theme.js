@@ -5,13 +5,19 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 600px)");
 const coarse = window.matchMedia("(pointer: coarse)");
 
-// "@s0/0.2" is the color of the CSS variable --s0 with opacity 0.2
-function color(token) {
-  const [, name, opacity] = token.match(/^@(\w+)(?:\/([\d.]+))?$/);
+const channels = (name) => {
   const hex = getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  if (!opacity) return hex;
-  const [red, green, blue] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-  return `rgba(${red}, ${green}, ${blue}, ${opacity})`;
+  return [hex, [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16))];
+};
+
+// "@s0/0.2" is the color of the CSS variable --s0 with opacity 0.2, "@s0~0.2" its opaque mixture with the background
+function color(token) {
+  const [, name, how, share] = token.match(/^@(\w+)(?:([/~])([\d.]+))?$/);
+  const [hex, parts] = channels(name);
+  if (!how) return hex;
+  if (how === "/") return `rgba(${parts.join(", ")}, ${share})`;
+  const [, paper] = channels("paper");
+  return `rgb(${parts.map((part, at) => Math.round(share * part + (1 - share) * paper[at])).join(", ")})`;
 }
 
 function colored(value) {
@@ -37,7 +43,7 @@ const LAYOUT = {
   paper_bgcolor: "rgba(0,0,0,0)",
   plot_bgcolor: "rgba(0,0,0,0)",
   margin: { l: 12, r: 12, t: 12, b: 12 },
-  legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+  legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom" },
   hoverlabel: { bgcolor: "@raised", bordercolor: "@line", font: { color: "@ink" } },
   xaxis: { ...AXIS, exponentformat: "power", minexponent: 5 },
   yaxis: AXIS,
