@@ -97,6 +97,6 @@ def test_large_row_files_are_read_in_pieces_by_the_first_checkpoint_after_a_resu
     ("content", "rows"), [(b"", 0), (b"half", 0), (b"a\n", 2), (b"a\nbb\nhalf", 5), (b"a\n" + b"x" * 50, 2)]
 )
 def test_the_last_whole_row_is_found_from_the_end(tmp_path, monkeypatch, content, rows):
-    monkeypatch.setattr(run_dir, "BLOCK", 4)
+    monkeypatch.setattr(run_dir, "BLOCK_BYTES", 4)
     (tmp_path / "rows").write_bytes(content)
     assert run_dir._whole_rows(tmp_path / "rows") == rows

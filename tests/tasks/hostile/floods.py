@@ -18,7 +18,7 @@ FLOODS = {
     ),
     "matches a pattern forever": ("import re; re.match('(a+)+b', 'a' * 64)", "took longer than 1 s"),
     "computes a tower": ("print(9 ** 9 ** 9)", "took longer than 1 s"),
-    "writes without end": ("while True: print('x' * 100000)", "wrote more than 256 KiB"),
+    "writes without end": ("while True: print('x' * 100000)", "wrote more than 4096 KiB"),
     "complains without end": ("import sys\nwhile True: sys.stderr.write('x' * 100000)", "took longer than 1 s"),
     "fills the memory bit by bit": ("x = []\nwhile True: x.append(bytearray(10 ** 7))", "MemoryError"),
     "maps memory": ("import mmap; m = [mmap.mmap(-1, 1 << 28) for _ in range(64)]", "Cannot allocate memory"),
