@@ -550,7 +550,7 @@ def ceiling_clause(result: Comparison, same: float, margin: float) -> str:
 
 
 def what_would_decide(sides: Sides, at_twice: Lead, seed_sd: float, margin: float) -> str:
-    """Return what would decide what is open: at most twice the compute, or more seeds."""
+    """Return what would decide which ceiling is higher: more compute, or more seeds."""
     fallen = [f for side in sides for f in side if f.posterior.fallen]
     if fallen:
         return f"To decide it: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."
@@ -558,7 +558,10 @@ def what_would_decide(sides: Sides, at_twice: Lead, seed_sd: float, margin: floa
     goal = max(abs(at_twice.difference.mean), margin)
     fit_variance = float(np.mean([f.asymptote.sd**2 for side in sides for f in side if f.identified] or [0.0]))
     needed = int(np.ceil(2 * (seed_sd**2 + fit_variance) * (1.96 / goal) ** 2))
-    if min(len(side) for side in sides) < needed <= MOST_SEEDS:
+    seeds = min(len(side) for side in sides)
+    if seeds < needed <= MOST_SEEDS:
         compute = "twice the compute, or " if unknown else ""
         return f"To decide it: {compute}about {needed} seeds per side, for a difference of {goal:.3f}."
-    return f"If they differ, it is by less than {goal:.3f} at twice the compute. Choose by cost."
+    if seeds >= needed and unknown:
+        return "To decide which ceiling is higher: twice the compute; more seeds alone would not."
+    return f"If the ceilings differ, it is by less than {goal:.3f} at twice the compute. Choose by cost."

@@ -267,3 +267,16 @@ def test_the_bands_of_both_sides_have_the_levels_whose_difference_is_the_lead():
         first, second = (side_band(side, np.array([lead.compute]), made.seed_sd) for side in made.sides)
         assert first.mean[0] - second.mean[0] == pytest.approx(lead.difference.mean, abs=1e-3)
         assert np.hypot(first.sd[0], second.sd[0]) == pytest.approx(lead.difference.sd, rel=0.15)
+
+
+def test_with_seeds_enough_for_the_difference_only_more_compute_decides_which_ceiling_is_higher():
+    """It advised to choose by cost, next to a lead that was certain."""
+    compute = 20.0 * np.arange(20)
+    sides = []
+    for side, ceiling in enumerate((0.70, 0.74)):
+        rng = np.random.default_rng(side)
+        level = 0.15 + (ceiling - 0.15) / (1 + (120 / np.maximum(compute, 1e-9)) ** 1.4)
+        sides.append([Curve(compute, level + rng.normal(0, 0.01, len(compute))) for _ in range(3)])
+    made = compare(*sides)
+    assert made.measured.probability < 0.05 and "ceiling is open" in str(made)
+    assert made.advice == "To decide which ceiling is higher: twice the compute; more seeds alone would not."
