@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scalerl.cli.curves import log_lines, sources_of
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.options import Parser, add_curve_options, add_figures, add_versus, write_figures
+from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_figures, add_versus, write_figures
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
@@ -21,6 +21,7 @@ def report_parser() -> Parser:
     words = "Write one page about runs with verdicts, interactive figures and a sortable table; needs no network."
     parser = Parser(prog="scalerl report", description=words)
     add_curve_options(parser)
+    add_decision_options(parser)
     add_versus(parser, required=False)
     words = "page to write; default report.html"
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help=words)
@@ -40,7 +41,8 @@ def run_report(words: list[str]) -> int:
     paths = [*arguments.paths, *(arguments.versus or [])]
     place = check_output(arguments.output, paths)
     sources = sources_of(paths, arguments)
-    analysis = analyze(sources[:count], sources[count:], arguments.exclude_below)
+    terms = {"min_gain": arguments.min_gain, "price": arguments.price}
+    analysis = analyze(sources[:count], sources[count:], arguments.exclude_below, terms=terms)
     written, figures = None, list[str]()
     try:
         made = page_of(sources, analysis)

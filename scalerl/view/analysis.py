@@ -5,8 +5,9 @@ Axes in names: N points, D draws, S runs of a side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from scalerl.scaling.comparison import (
 )
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
+from scalerl.scaling.price import shared_price
 from scalerl.scaling.sampling import held_at
 from scalerl.view.outlook import Outlook, Source, side_names, source_outlook
 
@@ -115,10 +117,11 @@ def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
     return float(np.min(heights)) / 4, float(np.max(heights)) * 6
 
 
-def compared(sources: Sequence[Source], fits: Sequence[Fit], count: int) -> Comparison:
+def compared(sources: Sequence[Source], fits: Sequence[Fit], count: int, terms: Mapping[str, Any]) -> Comparison:
     """Return the comparison of the first runs with the others, with their names."""
     names = [source.name for source in sources]
-    return compare(fits[:count], fits[count:], names=side_names([names[:count], names[count:]]))
+    price = shared_price(terms.get("price"), [source.terms({}).get("price") for source in sources])
+    return compare(fits[:count], fits[count:], names=side_names([names[:count], names[count:]]), price=price)
 
 
 class Side(NamedTuple):
@@ -228,6 +231,7 @@ def analyze(
     second: Sequence[Source] = (),
     exclude_below: float = 0.0,
     outlooks: Sequence[Outlook] = (),
+    terms: Mapping[str, Any] = MappingProxyType({}),
 ) -> Analysis:
     """Fit runs, and compare the two sides if there are two.
 
@@ -236,6 +240,7 @@ def analyze(
         second: Runs of the second side; empty: no comparison.
         exclude_below: As in `fit`.
         outlooks: Of all runs, if they are known.
+        terms: Smallest gain and price, `min_gain` and `price`; those of the runs if they are missing or None.
 
     Raises:
         CurveError: A run cannot be fitted, or the runs have different compute axes.
@@ -244,9 +249,9 @@ def analyze(
     axes = sorted({source.curve.axis for source in sources})
     if len(axes) > 1:
         raise CurveError(f"the runs are on different compute axes ({', '.join(axes)}); name one with --compute")
-    outlooks = outlooks or [source_outlook(source, exclude_below=exclude_below) for source in sources]
+    outlooks = outlooks or [source_outlook(source, exclude_below=exclude_below, **terms) for source in sources]
     fits = [outlook.fit for outlook in outlooks]
-    comparison = compared(sources, fits, len(first)) if second else None
+    comparison = compared(sources, fits, len(first), terms) if second else None
     low, high = fits[0].curve.bounds
     ceiling = comparison.common_asymptote if comparison else common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
     runs = []

@@ -303,6 +303,8 @@ def report(
     *,
     figures: str | Path | None = None,
     exclude_below: float = 0.0,
+    min_gain: float | None = None,
+    price: float | None = None,
     **reading: Unpack[ReadOptions],
 ) -> Path:
     """Write one page about runs that needs no network, as `scalerl report`, and return its path.
@@ -313,6 +315,8 @@ def report(
         output: Path of the page.
         figures: Directory for the figures and tables as files for papers (`papers.save_page`); None: none.
         exclude_below: As for `fit`.
+        min_gain: As for `advise`.
+        price: As for `advise`.
         reading: How the data are read.
 
     Raises:
@@ -323,11 +327,12 @@ def report(
     from scalerl.view.frozen import write_page
     from scalerl.view.report import page_of
 
-    check_values({"exclude_below": exclude_below, "output": output, "figures": figures})
+    terms = {"min_gain": min_gain, "price": price}
+    check_values({"exclude_below": exclude_below, "output": output, "figures": figures, **terms})
     first, second = run_list(runs), run_list(versus)
     place = check_output(Path(output), [Path(run) for run in (*first, *second) if is_path(run)])
     sources = sources_of([*first, *second], reading)
-    analysis = analyze(sources[: len(first)], sources[len(first) :], exclude_below)
+    analysis = analyze(sources[: len(first)], sources[len(first) :], exclude_below, terms=terms)
     made = page_of(sources, analysis)
     if figures is not None:
         from scalerl.view.papers import save_page

@@ -276,7 +276,7 @@ def test_with_seeds_enough_for_the_difference_only_more_compute_decides_which_ce
     for side, ceiling in enumerate((0.70, 0.74)):
         rng = np.random.default_rng(side)
         level = 0.15 + (ceiling - 0.15) / (1 + (120 / np.maximum(compute, 1e-9)) ** 1.4)
-        sides.append([Curve(compute, level + rng.normal(0, 0.01, len(compute))) for _ in range(3)])
+        sides.append([Curve(compute, level + rng.normal(0, 0.01, len(compute))) for _ in range(5)])
     made = compare(*sides)
     assert made.measured.probability < 0.05 and "ceiling is open" in str(made)
     assert made.advice == "To decide which ceiling is higher: twice the compute; more seeds alone would not."

@@ -223,3 +223,11 @@ def test_the_axis_that_is_printed_is_the_axis_that_is_fitted(tmp_path, capsys, c
         == next(a for a in ("flops", "tokens", "compute", "step") if a in columns)
     )
     assert values["last_compute"] == 8 * scale[values["axis"]]
+
+
+def test_a_report_has_the_price_that_a_fit_has(tmp_path, capsys):
+    path = write(tmp_path / "one.jsonl", curve())
+    code, out, error = call(capsys, "report", path, "-o", tmp_path / "one.html", "--price", 2.5, "--min-gain", 0.03)
+    assert code == 0, error
+    advice = answer(capsys, "fit", path, "--price", 2.5, "--min-gain", 0.03)["advice"]
+    assert "$" in advice["sentence"] and "0.03 you ask for" in advice["sentence"] and advice["sentence"] in out
