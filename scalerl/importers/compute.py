@@ -17,11 +17,11 @@ from scalerl.importers.dialect import Dialect, match
 from scalerl.importers.dialects import (
     CLOCK_WITH_UNIT,
     GENERAL_CLOCKS,
-    GENERAL_MILLISECONDS,
     GENERAL_RATES,
     GENERAL_SECONDS,
     GENERAL_STEP_TOKENS,
     GENERAL_TOKENS,
+    STEP_TIME_WITH_UNIT,
     UNIT_SECONDS,
     verl_devices,
 )
@@ -36,7 +36,10 @@ TOTALS = {
         re.compile(rf"(?:.*_)?{DEVICE}_?(?:(?P<h>h|hrs?|hours)|(?P<d>days?)|(?P<min>min|minutes))"),
         {"h": 1.0, "d": 24.0, "min": 1 / 60},
     ),
-    "flops": (re.compile(rf"{WRAPPED}flops"), {"": 1.0}),
+    "flops": (
+        re.compile(rf"{WRAPPED}(?:total_)?(?:(?P<g>g)|(?P<t>t)|(?P<p>p)|(?P<e>e)|(?P<z>z))?flops?"),
+        {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18, "z": 1e21},
+    ),
     "tokens": (
         re.compile(r"(?:.*_)?tokens_(?:in_)?(?:(?P<k>k|thousands?)|(?P<m>m|millions?)|(?P<b>b|billions?))"),
         {"k": 1e3, "m": 1e6, "b": 1e9},
@@ -206,14 +209,10 @@ def aside_of(table: Table, ends_N: Array, seconds_N: Array, dialect: Dialect) ->
 
 def general_seconds(table: Table, ends_N: Array, dialect: Dialect, pulse: str) -> Amount | None:
     """Return the training seconds of a log whose trainer is unknown, or that lacks the trainer's own timers."""
-    for names, convert in ((GENERAL_SECONDS, 1.0), (GENERAL_MILLISECONDS, 1e-3)):
-        for name in names:
-            column = table.find(name)
-            if column is None:
-                continue
-            value_N = table.column(column) * convert
-            if grows(value_N[np.isfinite(value_N)]):
-                continue
+    named = [(column, 1.0) for name in GENERAL_SECONDS if (column := table.find(name)) is not None]
+    for column, unit_s in [*named, *with_units(table, STEP_TIME_WITH_UNIT)]:
+        value_N = table.column(column) * unit_s
+        if not grows(value_N[np.isfinite(value_N)]):
             return step_seconds(table, ends_N, dialect, column, value_N)
     if (column := table.first(GENERAL_RATES)) is not None:
         with np.errstate(divide="ignore"):
@@ -229,13 +228,18 @@ def general_seconds(table: Table, ends_N: Array, dialect: Dialect, pulse: str) -
             value_N = table.column(column)
             if not grows(value_N[np.isfinite(value_N)]):
                 return step_seconds(table, ends_N, dialect, column, value_N)
-    for column in table.names:
-        match_of_name = CLOCK_WITH_UNIT.fullmatch(plain_key(column))
-        if match_of_name and match_of_name.lastgroup and not NO_CLOCK.fullmatch(plain_key(column)):
-            amount = clock(table, ends_N, column, pulse, UNIT_SECONDS[match_of_name.lastgroup])
-            if amount is not None:
-                return amount
+    for column, unit_s in with_units(table, CLOCK_WITH_UNIT):
+        amount = clock(table, ends_N, column, pulse, unit_s)
+        if amount is not None and not NO_CLOCK.fullmatch(plain_key(column)):
+            return amount
     return None
+
+
+def with_units(table: Table, pattern: re.Pattern[str]) -> list[tuple[str, float]]:
+    """Return the columns whose names end in a unit of time, each with its seconds."""
+    matches = [(name, pattern.fullmatch(plain_key(name))) for name in table.names]
+    groups = [(name, match_of_name.lastgroup) for name, match_of_name in matches if match_of_name]
+    return [(name, UNIT_SECONDS[group.rpartition("_")[2]]) for name, group in groups if group]
 
 
 def plain_key(name: str) -> str:
@@ -244,9 +248,9 @@ def plain_key(name: str) -> str:
 
 
 def counts_up(table: Table, column: str) -> bool:
-    """Return whether no value of a column is below the one before it."""
-    values = table.cells[column][1]
-    return bool((np.diff(values[np.isfinite(values)]) >= 0).all())
+    """Return whether no value of a column is below the one before it, and the last is above the first."""
+    values = table.cells[column][1][np.isfinite(table.cells[column][1])]
+    return bool((np.diff(values) >= 0).all() and values[-1] > values[0])
 
 
 def grows(values: Array) -> bool:

@@ -352,7 +352,7 @@ GENERAL_STEPS = (
      "training_step",
      "iteration", "iter", "rollout", "rollout/step", "update", "updates", "num_updates", "current_steps", "train_step",
      "optimizer_step", "trainer_step", "batch", "eval/step", "eval/global_step", "step_num", "global step",
-     "train step", "it"),
+     "train step", "it", "round"),
     ("episode", "episodes"), ("epoch",), ("_step",), ("@bar",), ("steps",),
 )  # fmt: skip
 """Names of steps, best first; columns of the first group count updates."""
@@ -364,14 +364,13 @@ GENERAL_SECONDS = (
     "total_step_time", "duration_s", "step_wall_time", "seconds_per_iter", "s/it", "sec/it", "secs_per_iter",
     "step_sec",
 )  # fmt: skip
-GENERAL_MILLISECONDS = (
-    "step_time_ms",
-    "time_per_step_ms",
-    "iteration_time_ms",
-    "iter_time_ms",
-    "step_ms",
-    "duration_ms",
+STEP_TIME_WITH_UNIT = re.compile(
+    r"(?:.*_)?(?:(?P<per_ms>ms|milliseconds)|(?P<per_min>min|mins|minutes)|(?P<per_h>h|hrs?|hours))"
+    r"_per_(?:step|iter(?:ation)?|update)"
+    r"|(?:.*_)?(?:(?:time_per_)?(?:step|iter(?:ation)?|update)(?:_wall)?(?:_time|_duration)?|duration)"
+    r"_(?:(?P<ms>ms)|(?P<min>min|mins|minutes)|(?P<h>h|hrs?|hours))"
 )
+"""Name of the time of a step in another unit than seconds, as `plain_key` writes it: step_time_ms, minutes_per_step."""
 GENERAL_RATES = ("it/s", "iter/s", "steps_per_second", "iterations_per_second", "steps_per_sec", "it_per_s",
                  "iters_per_sec",
                  "train_steps_per_second", "steps/s", "step/s")  # fmt: skip
@@ -393,7 +392,7 @@ CLOCK_WITH_UNIT = re.compile(
     r"|(?:.*_)?(?P<only_min>minutes)|(?:.*_)?(?P<only_h>hours)"
 )
 """Name of a clock that ends in its unit, as `table.key` writes it without brackets: elapsed_hours, wall_clock_min."""
-UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "only_min": 60.0, "h": 3600.0, "only_h": 3600.0, "d": 86400.0}
+UNIT_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 GENERAL_TOKENS = ("num_tokens", "total_tokens", "tokens", "tokens_seen", "num_input_tokens_seen", "cumulative_tokens",
                   "total_num_tokens", "train/num_tokens", "tokens_total", "n_tokens", "num_tokens_seen",
                   "consumed_tokens",

@@ -336,3 +336,22 @@ def test_a_number_of_right_answers_ends_at_the_number_of_all(tmp_path, total, bo
     (tmp_path / "log.csv").write_text("\n".join(["step,val_correct,val_total", *rows]) + "\n")
     log = read(tmp_path / "log.csv")
     assert (log.metric, log.bounds) == ("val_correct", bounds)
+
+
+@pytest.mark.parametrize(("column", "value"), [
+    ("minutes_per_step", 6.0), ("step_time_ms", 3.6e5), ("Update time [min]", 6.0), ("hours per iteration", 0.1),
+])  # fmt: skip
+def test_the_time_of_a_step_has_the_unit_of_its_name(tmp_path, column, value):
+    """Ten steps of six minutes are an hour of eight devices."""
+    rows = [f"{n},{value},{n / 20}" for n in range(1, 11)]
+    (tmp_path / "log.csv").write_text("\n".join([f"step,{column},val_acc", *rows]) + "\n")
+    log = read(tmp_path / "log.csv", devices=8)
+    assert log.rows[-1]["device_hours"] == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(("column", "flops"), [("PFLOPs", 8e15), ("train_flops", 8.0), ("total EFLOP", 8e18)])
+def test_counted_flops_have_the_unit_of_their_name_and_a_rate_is_no_total(tmp_path, column, flops):
+    rows = [f"{n},{n / 20},250" for n in range(9)]
+    (tmp_path / "log.csv").write_text("\n".join([f"{column},val_acc,tflops", *rows]) + "\n")
+    log = read(tmp_path / "log.csv")
+    assert log.axis == "flops" and log.rows[-1]["flops"] == flops
