@@ -23,7 +23,7 @@ from typing import Any
 from scalerl.config.data import AgentTask, CustomTask, EnvironmentTask, PromptFile
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import Custom
-from scalerl.config.run import RunConfig
+from scalerl.config.run import Judge, RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import cache_root, is_own, read_json, write_whole
 from scalerl.core.printable import printable
@@ -97,6 +97,11 @@ def addresses_of(config: RunConfig) -> list[Code]:
     places += [("placement.servers", address) for address in placement.servers]
     if placement.backend == "ray" and placement.ray_address not in ("auto", "local"):
         places.append(("placement.ray_address", placement.ray_address))
+    if any(isinstance(task, PromptFile) and task.task == "judge" for task in config.data):
+        # it gets the completions, and the key of this user
+        judge, default = config.scoring.judge, Judge()
+        wanted = (("url", judge.url, default.url), ("key_variable", judge.key_variable, default.key_variable))
+        places += [(f"scoring.judge.{field}", value) for field, value, usual in wanted if value and value != usual]
     return [Code(field, name, "", _digest([name.encode()])) for field, name in places]
 
 

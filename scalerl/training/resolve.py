@@ -145,7 +145,9 @@ def resolve(inputs: Inputs) -> Resolved:
         rule = length_rule(config.recipe.length, partial(inputs.tokenizer.encode, add_special_tokens=False))
         longest, environments = with_replies(prompts, rule.capacity)
         row_tokens = longest + rule.capacity
-    saved = inputs.begun and config.rollouts.slots != "auto"
+    learner = config.learner  # a resume may ask for sizes of another machine
+    sizes = (config.rollouts.slots, learner.micro_batch_tokens, learner.gradient_checkpointing)
+    saved = inputs.begun and "auto" not in sizes
     if not saved:
         config = sized(config, inputs.model.sizes, row_tokens, machine)
         check_gpus(config, inputs.model, machine, given.rollouts.slots != "auto")

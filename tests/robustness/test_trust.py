@@ -81,10 +81,13 @@ def test_code_of_a_configuration_is_refused_until_it_is_confirmed_once(place, na
         check_trust([parse_config(to_toml(chosen), "again")], "mine")
 
 
+JUDGED = 'task = "judge"\n'
 SENT = [
     ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
     ('[placement]\nengine = "vllm"\nservers = ["http://x.test:1/?key=1"]\n', "servers = http://x.test:1/?key=1"),
     ('[placement]\nbackend = "ray"\nray_address = "x.test:1"\n', "placement.ray_address = x.test:1"),
+    (JUDGED + '[scoring.judge]\nurl = "http://x.test:1/v1"\n', "scoring.judge.url = http://x.test:1/v1"),
+    (JUDGED + '[scoring.judge]\nkey_variable = "OTHER_SECRET"\n', "scoring.judge.key_variable = OTHER_SECRET"),
 ]
 
 
@@ -97,7 +100,7 @@ def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(text, expecte
     assert "was not confirmed" in message and expected in message
     check_trust([chosen], "mine", typed=["train", "--any.field", f'["{address}"]'])
     check_trust([parse_config(to_toml(chosen), "again")], "mine")  # remembered, but not its secret
-    assert "key" not in (files.cache_root() / "trusted.json").read_text()
+    assert "key=1" not in (files.cache_root() / "trusted.json").read_text()
 
 
 def test_loggers_of_this_machine_need_no_confirmation():
