@@ -129,7 +129,7 @@ class Rollout:
     sampled: BoolArray
     """[T] False for injected tokens, which are context and never enter the loss."""
     truncated: bool
-    """Whether it, or a turn of it, reached its length limit without a stop token."""
+    """Whether it, or a turn of it, ended at a limit of length or turns, without a stop token."""
     interrupted: bool
     """Whether its thinking, or that of a turn, was ended by the inserted phrase."""
     outcome: Outcome | None = None

@@ -1,1 +1,1 @@
-"""Runs the processes of a run as Ray actors; all Ray-specific code is in this package."""
+"""Memory, sizes, speed and plans of a run before it starts, and its processes as actors of Ray."""

@@ -302,7 +302,7 @@ class CustomTask(RepliedTask):
 
 
 class AgentTask(ServedTask):
-    """Your agent: a program that gets a row and the address of an OpenAI endpoint, and returns a reward (agents.md).
+    """Your agent: a program that gets a row and the address of an OpenAI endpoint, and returns a reward.
 
     `max_prompt_tokens` is the limit of a conversation before each turn of the policy.
     """

@@ -1,4 +1,4 @@
-"""Every time limit that does not come from the configuration.
+"""Every time limit that does not come from the configuration, and how many deaths in a row end a run.
 
 Limits that depend on a machine or a model are fields of the configuration (`placement`, `scoring`). Intervals and
 pauses, such as those of polls, stand where they are used. vllm/guard.py and tasks/sandbox/guest have limits of their

@@ -1,6 +1,6 @@
 """Knows how much memory there is: of this machine, its control group, limits of the process, a GPU.
 
-All sizes that follow the machine come from here. Sizes are bytes.
+Sizes are bytes.
 """
 
 from __future__ import annotations

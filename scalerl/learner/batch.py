@@ -67,13 +67,13 @@ class RolloutTensors:
     """A number for each sequence of prompt tokens; equal ones are next to each other. Rows of one prompt share one,
     unless they have prompts of their own."""
     truncated_B: Tensor
-    """Sequences of which a turn reached its length limit."""
+    """Sequences that ended at a limit of length or turns."""
     interrupted_B: Tensor
     """Sequences of which thinking was ended by the inserted phrase."""
     rewards_PG: Tensor
     """Rewards from the verifier or reward function."""
     passed_PG: Tensor
-    """Rollouts that passed; a truncated rollout has not."""
+    """Rollouts that passed; a truncated one has only if its environment gave a score."""
     counted_PG: Tensor
     """Rollouts with a reward; the others carry no loss, and their reward means nothing."""
     sampled_PG: Tensor

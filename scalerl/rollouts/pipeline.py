@@ -37,7 +37,7 @@ class WorkerDied(ProcessDied):
 
 
 Launch = Callable[[Body], Remote]
-"""Starts the generator process and returns immediately."""
+"""Starts the generator process; on Ray it waits until the actor has a place."""
 
 
 def spawn_generator(run: Body, environment: Mapping[str, str] | None = None) -> LocalRemote:

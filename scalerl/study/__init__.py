@@ -1,1 +1,1 @@
-"""Many runs compared by their curves: plans, execution, allocation of the budget, results. Does not import torch."""
+"""Many runs compared by their curves: plans, execution, allocation of the budget. Does not import torch."""

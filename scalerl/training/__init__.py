@@ -1,1 +1,1 @@
-"""Training runs: the loop, the learner, checkpoints, the run directory and processes."""
+"""Training runs: the loop, evaluation, the run directory, and the assembly of a run."""

@@ -154,7 +154,7 @@ def eval_point(groups: Sequence[ScoredGroup], of: Snapshot, eval_s: float) -> Ev
     """Summarize one evaluation of one task.
 
     Args:
-        groups: One group per held-out prompt; a truncated rollout has not passed.
+        groups: One group per held-out prompt.
         of: The evaluated weights.
         eval_s: Duration of the whole evaluation, all tasks together, seconds.
     """

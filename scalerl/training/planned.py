@@ -1,4 +1,4 @@
-"""What a run finds before it starts: its device, how many prompts its files have, and what a laptop can train."""
+"""What a run finds before it starts: how many prompts its files have, and what a laptop can train."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Placed:
     """
 
     config: RunConfig
-    """Without "auto" for device, types, threads and the channel."""
+    """Without "auto" for device, types and threads, and with vLLM for the channel."""
     devices: Table
     """Devices of all processes."""
     notes: tuple[str, ...] = ()
@@ -98,7 +98,10 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A run with all that is decided before its processes start. Nothing below asks "auto" again.
+    """A run with all that is decided before its processes start.
+
+    Only what costs no memory may still be "auto": each process chooses its packing and compilation, its threads, helpers
+    and scoring workers.
 
     Example (the lab): Resolved(config=RunConfig(...), rule=LengthRule(...), longest_prompt=14, environments=False,
                                 agents=False, pool=Pool(...), sources="chosen: 256 slots, ...", notes=(...))
