@@ -23,7 +23,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.limits import DOCTOR_CALL_S, DOCTOR_START_S, DOCTOR_SWAPS_S, TCP_CONNECT_S
 from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import PASSED, Group, LocalRemote, serve
+from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import (
@@ -88,7 +88,7 @@ class Site:
         """
         from scalerl.cluster.connect import connect, hosts_of
 
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, RemoteGroup] = {}
         self.given, self.limit_s, self.start_s, self.problem = config is not None, limit_s, start_s, ""
         config = config or RunConfig()
         place, hardware = config.placement, config.hardware
@@ -124,7 +124,7 @@ class Site:
         """Call a method of Probes and return their answers; see `group`."""
         return self.group(of).call(method, *arguments, timeout_s=self.limit_s)
 
-    def group(self, of: str) -> Group:
+    def group(self, of: str) -> RemoteGroup:
         """Return processes with Probes, which the checks share.
 
         Args:
@@ -135,7 +135,7 @@ class Site:
             self._groups[key] = self.processes(key)
         return self._groups[key]
 
-    def processes(self, of: str) -> Group:
+    def processes(self, of: str) -> RemoteGroup:
         """Start the Probes of a group, or of all trainers, and wait until they are ready; raises ProcessDied."""
         if of == "hosts":
             return _on_hosts(self.ray, list(self.table.values()), self.start_s)
@@ -143,7 +143,7 @@ class Site:
         selected = [row for row in rows if row[0].startswith("generator" if of == "generator" else "trainer")]
         if of == "all":  # processes that share GPUs see the same
             selected = list({at.gpus: (name, at) for name, at in reversed(rows) if at.gpus}.values())[::-1]
-        group = Group(
+        group = RemoteGroup(
             LocalRemote(_serve("127.0.0.1"), f"{_HOST}: {name} (process {{}})", environment=at.environment)
             for name, at in (selected if of in ("all", "trainers") else selected[:1])
         )
@@ -158,7 +158,7 @@ def _serve(address: str) -> Any:
     return partial(serve, partial(Probe, address), PASSED)
 
 
-def _on_hosts(ray: Any, places: Sequence[Place], limit_s: float) -> Group:
+def _on_hosts(ray: Any, places: Sequence[Place], limit_s: float) -> RemoteGroup:
     """Start an actor on each host of the places, with their GPUs; without GPUs, on every host of the cluster."""
     from scalerl.cluster.remote import Actor, RayRemote
 
@@ -173,7 +173,7 @@ def _on_hosts(ray: Any, places: Sequence[Place], limit_s: float) -> Group:
             remotes.append(RayRemote(ray, Actor, _serve(host), name, ProcessDied, options))
     for remote in remotes:
         remote.placed(limit_s)
-    group = Group(remotes)
+    group = RemoteGroup(remotes)
     group.answers("start", limit_s)
     return group
 
@@ -234,7 +234,7 @@ def network(site: Site) -> Outcome:
         return meeting(group, site.limit_s, device)
 
 
-def meeting(group: Group, limit_s: float, device: str) -> Outcome:
+def meeting(group: RemoteGroup, limit_s: float, device: str) -> Outcome:
     """Let Probes form a process group and exchange tensors, on cuda or cpu; each step has the time limit."""
     library, variable = ("NCCL", "NCCL_SOCKET_IFNAME") if device == "cuda" else ("gloo", "GLOO_SOCKET_IFNAME")
     addresses, meetings = zip(*group.call("listen", timeout_s=limit_s), strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.cluster.remote import Actor, RayRemote
 from scalerl.core.addresses import reserved_port
-from scalerl.core.remote import End, Group
+from scalerl.core.remote import End, RemoteGroup
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.ranks import LearnerDied, build_rank, serve_rank
 from scalerl.rollouts.weights import WeightChannel
@@ -20,7 +20,7 @@ class RankActor(Actor):
     """One trainer rank in a Ray process."""
 
 
-class RayRanks(Group):
+class RayRanks(RemoteGroup):
     """The training loop's side: one actor per rank."""
 
     def __init__(

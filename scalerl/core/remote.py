@@ -264,7 +264,7 @@ class _PipeEnd:
             raise CallerEnded from None
 
 
-class Group:
+class RemoteGroup:
     """Objects in processes that work together: when one dies, all are ended, as the others would wait for it."""
 
     def __init__(self, remotes: Iterable[Remote]) -> None:

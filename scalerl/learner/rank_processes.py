@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from scalerl.core.remote import Group, LocalRemote
+from scalerl.core.remote import LocalRemote, RemoteGroup
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.ranks import BuildLearner, LearnerDied, build_rank, serve_rank
 from scalerl.rollouts.weights import WeightChannel
 
 
-class RankProcesses(Group):
+class RankProcesses(RemoteGroup):
     """The loop's side, with one process per rank."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The learner of several ranks in the loop's process: every call goes to all ranks, and rank 0's answer is returned.
 
-The loop's process holds no weights. A `Group` (core/remote.py) carries the calls: to processes on this machine
+The loop's process holds no weights. A `RemoteGroup` (core/remote.py) carries the calls: to processes on this machine
 (rank_processes.py), or to Ray actors (cluster/ranks.py).
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.config.base import chosen
 from scalerl.core.errors import outcome
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import PASSED, Body, Group, serve
+from scalerl.core.remote import PASSED, Body, RemoteGroup, serve
 from scalerl.learner.base import BadGradient, Learner, LearnerSpec, PromptedRollout
 from scalerl.learner.batch import TrainBatch
 from scalerl.learner.metrics import StepStats
@@ -51,7 +51,7 @@ class LearnerGroup:
 
     def __init__(
         self,
-        ranks: Group,
+        ranks: RemoteGroup,
         channels: Sequence[WeightChannel],
         *,
         step_timeout_s: float,

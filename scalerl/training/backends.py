@@ -9,7 +9,7 @@ from functools import partial
 from scalerl.config.data import TaskData
 from scalerl.config.run import Scoring
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import Body, Group, LocalRemote, Remote
+from scalerl.core.remote import Body, LocalRemote, Remote, RemoteGroup
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.placement.devices import Place
@@ -23,7 +23,7 @@ from scalerl.training.resolve import Placed
 EVALUATOR = ("evaluator", 0)
 """Key of the evaluation process in the table of devices; only runs with `evaluation.overlap` have one."""
 
-StartRanks = Callable[[LearnerSpec, Sequence[WeightChannel]], Group]
+StartRanks = Callable[[LearnerSpec, Sequence[WeightChannel]], RemoteGroup]
 """(learner of each rank, channels over which they send weights) -> ranks."""
 
 
@@ -79,7 +79,7 @@ def _ray(placed: Placed) -> Backend:
     gpus = placed.devices.get(EVALUATOR, Place()).resources
     evaluator = partial(launch, EvaluationActor, "the evaluation process (Ray actor)", EvaluatorDied, gpus)
 
-    def start_ranks(spec: LearnerSpec, channels: Sequence[WeightChannel]) -> Group:
+    def start_ranks(spec: LearnerSpec, channels: Sequence[WeightChannel]) -> RemoteGroup:
         return RayRanks(ray, spec, channels, placed.devices["trainer", 0].resources)
 
     count = placed.config.placement.scorers

@@ -40,7 +40,7 @@ def evaluation_process(
         channel: Channel that carries the weights.
         held_out: What is evaluated.
     """
-    spec = partial(Evaluation, replace(generator, load_state=None), tuple(tasks), channel, held_out)
+    spec = partial(SnapshotEvaluator, replace(generator, load_state=None), tuple(tasks), channel, held_out)
     return partial(serve, spec, FINDINGS)
 
 
@@ -59,7 +59,7 @@ def engine_of(spec: EngineSpec, note: Callable[[str], None]) -> tuple[Engine, Po
     return pair.evaluation, None
 
 
-class Evaluation:
+class SnapshotEvaluator:
     """Evaluates snapshots with an engine that only evaluates."""
 
     def __init__(

@@ -100,8 +100,8 @@ class Inputs:
 class Resolved:
     """A run with all that is decided before its processes start.
 
-    Only what costs no memory may still be "auto": each process chooses its packing and compilation, its threads, helpers
-    and scoring workers.
+    Only what costs no memory may still be "auto": each process chooses its packing and compilation, its threads,
+    helpers and scoring workers.
 
     Example (the lab): Resolved(config=RunConfig(...), rule=LengthRule(...), longest_prompt=14, environments=False,
                                 agents=False, pool=Pool(...), sources="chosen: 256 slots, ...", notes=(...))

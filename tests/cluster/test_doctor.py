@@ -23,7 +23,7 @@ from scalerl.cluster.probe import Gpu, HostReport, Probe, unsupported
 from scalerl.config import Hardware, HuggingFaceModel, RunConfig, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import PASSED, Group, LocalRemote, serve
+from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
 from scalerl.models.miniature import VOCABULARY, miniature
 from scalerl.models.sizes import sizes_of
 from scalerl.placement import devices as placement
@@ -382,7 +382,7 @@ class Absent(Probe):
 @pytest.mark.slow
 def test_a_peer_that_never_comes_ends_with_the_limit_and_names_the_interface():
     began = time.monotonic()
-    group = Group(
+    group = RemoteGroup(
         LocalRemote(partial(serve, partial(kind, "127.0.0.1"), PASSED), f"host {n} (process {{}})")
         for n, kind in enumerate((Probe, Absent))
     )
