@@ -77,6 +77,7 @@ const listPage = {
     return [
       el("h1", {}, "Runs"),
       el("p", { class: "muted" }, words),
+      known.problems.map((text) => el("p", { class: "warnings" }, text)),
       alone.length ? runTable(alone) : null,
       known.logs.size ? [
         el("h2", {}, "Logs"),
@@ -94,7 +95,6 @@ const listPage = {
             el("p", {}, study.sentence || study.problem || "comparing …"),
             el("p", { class: "muted" }, `Runs: ${counted(runsOf(study.id)) || "none yet"}.`)))),
       ] : null,
-      known.problems.map((text) => el("p", { class: "warnings" }, text)),
     ];
   },
 };
