@@ -111,7 +111,7 @@ def load(path: str | Path) -> Run:
     return Run(path)
 
 
-HABITS = {
+RUN_HABITS = {
     "summary describe status": "write print(run) for its step, print(run.fit()) for its curve",
     "history log logs df data rows": "write run.points for the evaluations, run.metrics for the training steps",
     "name id": "write run.path.name",
@@ -154,7 +154,7 @@ class Run:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"'Run' object has no attribute {name!r}")
-        raise missing("Run object", name, HABITS, [word for word in [*dir(Run), "path"] if word[0] != "_"])
+        raise missing("Run object", name, RUN_HABITS, [word for word in [*dir(Run), "path"] if word[0] != "_"])
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, step {self.step} of {self.info.steps})"

@@ -155,7 +155,7 @@ def _place(error: BaseException, module: str) -> str:
     return f" ({user_places[-1][0]}:{user_places[-1][1]})" if user_places else ""
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """Return a finite number from user code as a float; None for anything else.
 
     Numbers of Python, numpy and torch and bools are accepted. Text, NaN, infinities, complex numbers and arrays with

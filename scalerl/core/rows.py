@@ -24,7 +24,7 @@ TAIL_BYTES = 1 << 19
 """Bytes at the end of a file that `tail` reads: about 400 rows of metrics.jsonl."""
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """A row and its position in the file."""
 
     row: dict[str, Any]
@@ -57,7 +57,7 @@ class RowFile:
         """Why the file cannot be read now, in one sentence; may be empty."""
         return trouble(self.error) if self.error else ""
 
-    def new_lines(self) -> Iterator[Line]:
+    def new_lines(self) -> Iterator[FileLine]:
         """Yield the complete lines since the last call; after a restart, all lines from the first.
 
         A file that became unreadable continues at the same place when it is readable again.
@@ -90,7 +90,7 @@ class RowFile:
         return [line.row for line in self.new_lines()]
 
     def row(self, offset: int, size: int) -> dict[str, Any]:
-        """Return the row at a position of a `Line`; empty if the file has changed there, or cannot be read."""
+        """Return the row at a position of a `FileLine`; empty if the file has changed there, or cannot be read."""
         try:
             with open_regular(self.path) as file:
                 file.seek(offset)
@@ -104,14 +104,14 @@ class RowFile:
         file.seek(self._offset - len(self._last_bytes))
         return bool(file.read(len(self._last_bytes)) == self._last_bytes)
 
-    def _lines(self, file: Any) -> Iterator[Line]:
+    def _lines(self, file: Any) -> Iterator[FileLine]:
         file.seek(self._offset)
         while (line := file.readline(LINE_BYTES)).endswith(b"\n") or len(line) == LINE_BYTES:
             offset, self._offset = self._offset, self._offset + len(line)
             self._last_bytes = (self._last_bytes + line)[-CHECKED_BYTES:]
             row = _parsed(line)
             if row is not None:
-                yield Line(row, offset, len(line))
+                yield FileLine(row, offset, len(line))
             else:
                 self.broken += 1
 

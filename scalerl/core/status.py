@@ -31,7 +31,7 @@ PHASES = {
 BEAT_S = 5.0
 """Seconds between two beats."""
 
-BLOCK_BYTES = 4096
+FILE_BLOCK_BYTES = 4096
 """Bytes that a file of any size occupies on the usual file systems."""
 MESSAGE_CHARACTERS = 1000
 """Maximum length of the message, characters."""
@@ -115,7 +115,7 @@ class Heartbeat:
 
 def _overwrite(path: Path, content: bytes) -> None:
     """Write over an existing file: a full disk has no room for another one, but the block of this one is there."""
-    if len(content) > BLOCK_BYTES:
+    if len(content) > FILE_BLOCK_BYTES:
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:

@@ -30,21 +30,21 @@ from scalerl.tables.names import AXES
 from scalerl.tables.table import WRAPPERS, Array, Table, key
 
 DEVICE = r"(?:gpu|device|accelerator|tpu|[abhlv]\d{2,3})s?"
-WRAPPED = rf"(?:(?:{'|'.join(WRAPPERS)})_)?"
+WRAPPER_PREFIX = rf"(?:(?:{'|'.join(WRAPPERS)})_)?"
 TOTALS = {
     "device_hours": (
         re.compile(rf"(?:.*_)?{DEVICE}_?(?:(?P<h>h|hrs?|hours)|(?P<d>days?)|(?P<min>min|minutes))"),
         {"h": 1.0, "d": 24.0, "min": 1 / 60},
     ),
     "flops": (
-        re.compile(rf"{WRAPPED}(?:total_)?(?:(?P<g>g)|(?P<t>t)|(?P<p>p)|(?P<e>e)|(?P<z>z))?flops?"),
+        re.compile(rf"{WRAPPER_PREFIX}(?:total_)?(?:(?P<g>g)|(?P<t>t)|(?P<p>p)|(?P<e>e)|(?P<z>z))?flops?"),
         {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18, "z": 1e21},
     ),
     "tokens": (
         re.compile(r"(?:.*_)?tokens_(?:in_)?(?:(?P<k>k|thousands?)|(?P<m>m|millions?)|(?P<b>b|billions?))"),
         {"k": 1e3, "m": 1e6, "b": 1e9},
     ),
-    "compute": (re.compile(rf"{WRAPPED}compute"), {"": 1.0}),
+    "compute": (re.compile(rf"{WRAPPER_PREFIX}compute"), {"": 1.0}),
 }
 """Names of columns with the compute so far, as `plain_key` writes them, and the factors of their units, by axis."""
 

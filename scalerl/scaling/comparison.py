@@ -247,7 +247,7 @@ def compare(
     width = float(np.ptp(sides[0][0].curve.bounds))
     seed_D, source = seed_scatter((*sides, *others), width, rng)
     # shuffled, so that the draws of different runs are independent
-    asymptote_D = [side_mean([rng.permutation(ceilings(f)) for f in side], seed_D, rng) for side in sides]
+    asymptote_D = [side_mean([rng.permutation(recipe_ceilings(f)) for f in side], seed_D, rng) for side in sides]
     difference_D = asymptote_D[0] - asymptote_D[1]
     seed_sd = float(np.median(seed_D))
     common = common_ceiling([f for side in sides for f in side], seed_sd)
@@ -350,7 +350,7 @@ def check_alike(curves: Sequence[Curve]) -> None:
             raise CurveError(f"all runs must share their {words}; got {sorted(map(str, values))}. {cure}")
 
 
-def ceilings(f: Fit) -> Array:
+def recipe_ceilings(f: Fit) -> Array:
     """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
     return f.posterior.mean_sample.ends_D
 
@@ -369,8 +369,8 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
     # prior: scaled inverse chi-square on the variance, on a grid even in the logarithm
     log_weight = -PRIOR_SEEDS * np.log(grid) - 0.5 * PRIOR_SEEDS * (assumed / grid) ** 2
     for side in sides:
-        mean_S = np.array([ceilings(f).mean() for f in side])
-        total_S = np.array([ceilings(f).var() for f in side])[:, None] + grid**2
+        mean_S = np.array([recipe_ceilings(f).mean() for f in side])
+        total_S = np.array([recipe_ceilings(f).var() for f in side])[:, None] + grid**2
         precision = (1 / total_S).sum(axis=0)
         center = (mean_S[:, None] / total_S).sum(axis=0) / precision
         log_weight -= 0.5 * (np.log(total_S) + (mean_S[:, None] - center) ** 2 / total_S).sum(axis=0) + 0.5 * np.log(
@@ -396,8 +396,8 @@ def side_mean(asymptote_SD: list[Array], seed_D: Array, rng: np.random.Generator
 
 def common_ceiling(fits: Sequence[Fit], seed_sd: float) -> float:
     """Return the mean of the ceilings, weighted by precision; with equal precision it is the paper's plain mean."""
-    weights = [1.0 / (ceilings(f).var() + seed_sd**2) for f in fits]
-    return float(np.average([ceilings(f).mean() for f in fits], weights=weights))
+    weights = [1.0 / (recipe_ceilings(f).var() + seed_sd**2) for f in fits]
+    return float(np.average([recipe_ceilings(f).mean() for f in fits], weights=weights))
 
 
 def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.Generator) -> Array:

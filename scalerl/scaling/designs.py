@@ -18,7 +18,7 @@ import numpy as np
 
 from scalerl.scaling.comparison import ASSUMED_SEED_SD, MARGIN, MOST_SEEDS, TEST_LEVEL, seed_scatter
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import TAILS, as_json, short
+from scalerl.scaling.estimate import TAILS, as_json, short_number
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array, Draws, joined_draws, plain_draws
 from scalerl.scaling.noise import OTHER_NOISE, binomial, evaluations
@@ -615,11 +615,11 @@ def two_recipes(
     plural = "s" if best.seeds > 1 else ""
     how = f"{best.seeds} seed{plural} of each recipe to {like.text(best.budget)}"
     runs = f"{2 * best.seeds} runs and {best.cost}"
-    effect = f"a difference of {short(difference)} in A with probability {best.power:.2f}"
+    effect = f"a difference of {short_number(difference)} in A with probability {best.power:.2f}"
     sentence = (
         f"Train {how}: they show {effect}, for {runs}."
         if enough
-        else f"A difference of {short(difference)} in A needs more than {MOST_SEEDS} seeds: {how} show it with "
+        else f"A difference of {short_number(difference)} in A needs more than {MOST_SEEDS} seeds: {how} show it with "
         f"probability {best.power:.2f}, for {runs}."
     )
     return TwoRecipes(difference, best, tuple(options), sentence)

@@ -63,7 +63,7 @@ class Estimate(Guided):
 
     def __str__(self) -> str:
         if self.sd == 0:
-            return f"{short(self.mean)} (fixed)"
+            return f"{short_number(self.mean)} (fixed)"
         # what is only in the interval may be much wider than the standard deviation
         sd = max(self.sd, (self.high - self.low) / 4.0)
         return f"{rounded(self.mean, sd)} ({rounded(self.low, sd)} to {rounded(self.high, sd)})"
@@ -85,7 +85,7 @@ class EstimateAt(Estimate):
     """Amount of compute, in the unit of the curve's axis."""
 
     def __str__(self) -> str:
-        return f"at {short(self.compute)}: {super().__str__()}"
+        return f"at {short_number(self.compute)}: {super().__str__()}"
 
 
 def summarize(draws_D: Array) -> Estimate:
@@ -136,7 +136,7 @@ def one_power(estimate: Estimate) -> tuple[int, tuple[float, float, float]]:
     return power, (estimate.mean / 10.0**power, estimate.low / 10.0**power, estimate.high / 10.0**power)
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """Return a number for a sentence: four significant digits, no trailing zeros, words for infinite and NaN."""
     if math.isnan(value):
         return "unknown"
@@ -153,4 +153,4 @@ def decimals_for(value: float, sd: float) -> int | None:
 def rounded(value: float, sd: float) -> str:
     """Return the number, rounded to the precision of its uncertainty."""
     decimals = decimals_for(value, sd)
-    return short(value) if decimals is None else f"{value:.{decimals}f}"
+    return short_number(value) if decimals is None else f"{value:.{decimals}f}"

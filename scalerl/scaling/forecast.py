@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from scalerl.scaling.baselines import BASELINES
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, estimate_of, quantiles, short
+from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, as_json, estimate_of, quantiles, short_number
 from scalerl.scaling.families import LEVEL
 from scalerl.scaling.fit import CEILING, Fit, checked_fit
 from scalerl.scaling.law import Array
@@ -48,7 +48,7 @@ class Reach:
         """Return the interval as text; amounts of compute on an axis have its unit."""
         ever = "" if self.probability == 1 else f", reached with probability {self.probability:.2f}"
         if not axis:
-            return f"{short(self.low)} to {short(self.high)}, median {short(self.median)}{ever}"
+            return f"{short_number(self.low)} to {short_number(self.high)}, median {short_number(self.median)}{ever}"
         ends = (self.low, self.median, self.high)
         low, median, high = (compute_text(value, axis) if math.isfinite(value) else "never" for value in ends)
         return f"{low} to {high}, median {median}{ever}"

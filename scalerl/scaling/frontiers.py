@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from scalerl.scaling.comparison import ASSUMED_SEED_SD, MARGIN
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import TAILS, Estimate, as_json, short, summarize
+from scalerl.scaling.estimate import TAILS, Estimate, as_json, short_number, summarize
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.forecast import Reach, reach
 from scalerl.scaling.law import Array
@@ -157,7 +157,7 @@ class Frontier:
     def sentence(self) -> str:
         """The decision as a sentence."""
         best, other = setting_text(self.best.setting), setting_text(self.runner_up.setting)
-        for_budget = f"for {short(self.budget)} {self.unit}"
+        for_budget = f"for {short_number(self.budget)} {self.unit}"
         if not self.decided and self.few_settings:
             return (
                 f"Cannot say yet {for_budget}: only {self.few_settings} settings were run, and a choice needs "
@@ -205,9 +205,9 @@ class Frontier:
         run = self.next_run
         gain = f"raises the expected level of the choice by {run.gain:.2g}"
         spent = "" if str(run.cost) == compute_text(run.compute, run.cost.axis) else f", for {run.cost}"
-        proposed = f"{setting_text(run.setting)} to {short(run.compute)} {self.unit}{spent}"
+        proposed = f"{setting_text(run.setting)} to {short_number(run.compute)} {self.unit}{spent}"
         if run.reached >= run.compute:
-            proposed = f"another run of {proposed}, though one went to {short(run.reached)}"
+            proposed = f"another run of {proposed}, though one went to {short_number(run.reached)}"
         return "\n".join([*lines, f"Run next: {proposed}; it {gain}."])
 
 

@@ -17,7 +17,7 @@ from scalerl.scaling.law import Draws
 from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Posterior, posterior
 
-ENOUGH_POINTS = 10
+DATA_POINTS = 10
 """Number of points below which intervals depend more on the prior than on the data."""
 
 FALL = 0.05
@@ -132,9 +132,9 @@ DEPARTURE_SYMPTOMS: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
 
 def too_few_points(curve: Curve) -> Symptom | None:
     """Check for too few points for reliable intervals."""
-    if len(curve) >= ENOUGH_POINTS:
+    if len(curve) >= DATA_POINTS:
         return None
-    message = f"{len(curve)} points; with fewer than {ENOUGH_POINTS} the prior outweighs the data. Evaluate more often"
+    message = f"{len(curve)} points; with fewer than {DATA_POINTS} the prior outweighs the data. Evaluate more often"
     return Symptom("too few points", message, {"points": len(curve)})
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import LARGEST_NUMBER, Curve, as_numbers
-from scalerl.scaling.estimate import as_json, short
+from scalerl.scaling.estimate import as_json, short_number
 from scalerl.scaling.fit import CEILING, PARAMETERS, checked_r0, usable_points
 from scalerl.scaling.law import Array, climb, log_compute, sigmoid
 from scalerl.tables.errors import CurveError
@@ -62,8 +62,8 @@ class PaperGrid:
 def short_list(values: Array) -> str:
     """Return a list of numbers for a message."""
     if len(values) <= 3:
-        return f"{', '.join(short(float(value)) for value in values) or 'no value'}"
-    return f"{len(values)} values from {short(float(values[0]))} to {short(float(values[-1]))}"
+        return f"{', '.join(short_number(float(value)) for value in values) or 'no value'}"
+    return f"{len(values)} values from {short_number(float(values[0]))} to {short_number(float(values[-1]))}"
 
 
 PUBLISHED_GRID = PaperGrid(
@@ -113,11 +113,12 @@ class PaperFit:
     def __str__(self) -> str:
         unit = self.curve.unit
         lines = [
-            f"curve     {len(self.curve)} evaluations to {short(self.curve.last_compute)} {unit}, fit of the paper",
-            f"  A       {short(self.asymptote)}   {CEILING}",
-            f"  B       {short(self.efficiency)}   the steepness",
-            f"  C_mid   {short(self.midpoint)}   the midpoint, {unit} at half of the climb",
-            f"  R0      {short(self.initial)}   the level before training",
+            f"curve     {len(self.curve)} evaluations to {short_number(self.curve.last_compute)} {unit}, "
+            "fit of the paper",
+            f"  A       {short_number(self.asymptote)}   {CEILING}",
+            f"  B       {short_number(self.efficiency)}   the steepness",
+            f"  C_mid   {short_number(self.midpoint)}   the midpoint, {unit} at half of the climb",
+            f"  R0      {short_number(self.initial)}   the level before training",
             *(f"warning   {PARAMETERS[name]} lies at the edge of the grid" for name in self.at_edge),
             "The paper's procedure gives no uncertainty. For a forecast and advice, leave out --method.",
         ]
@@ -142,7 +143,7 @@ def paper_fit(
     if r0 is None and curve.compute[0] != 0:
         raise CurveError(
             f"the paper's procedure fixes R0 at the score before training, and the first point is at "
-            f"{short(float(curve.compute[0]))} {curve.unit}; give R0 with --r0 (r0= in Python)"
+            f"{short_number(float(curve.compute[0]))} {curve.unit}; give R0 with --r0 (r0= in Python)"
         )
     window = usable_points(curve, exclude_below)
     initial = float(curve.metric[0]) if r0 is None else checked_r0(r0, curve)

@@ -108,7 +108,7 @@ LEVEL_DRAWS = 1000
 """Draws of a level."""
 
 
-class Part(NamedTuple):
+class FamilyDraws(NamedTuple):
     """One family with its draws and the sums of their weights."""
 
     family: Family
@@ -120,7 +120,7 @@ class Part(NamedTuple):
 class Climbs(NamedTuple):
     """The families with a climb that the points show; each column of weights sums to one."""
 
-    parts: list[Part]
+    parts: list[FamilyDraws]
     departures: dict[str, float]
     """Probability of each family in the mean."""
     fast_end: float
@@ -382,12 +382,12 @@ def posterior(
         # and the points since then say nothing about the law to which they return
         of_points_before = standardized(curve.first(fall.num_before), r0, prior)
         earlier = climbs_of(of_points_before, fall.num_before, num_draws).parts
-        before = [Part(RETURN, part.draws.evenly(FAMILY_DRAWS), 0.0, returns * part.wide) for part in earlier]
+        before = [FamilyDraws(RETURN, part.draws.evenly(FAMILY_DRAWS), 0.0, returns * part.wide) for part in earlier]
     rises_wide = 1.0 - stays_wide - sum(part.wide for part in before)
     parts = [
         *(part._replace(mean=(1.0 - stays) * part.mean, wide=rises_wide * part.wide) for part in climbs.parts),
         *before,
-        Part(LEVEL, level, stays, stays_wide),
+        FamilyDraws(LEVEL, level, stays, stays_wide),
     ]
     result = posterior_of_parts(curve, averaged, [part for part in parts if part.mean + part.wide > 0], climbs, climb)
     if fall is None:
@@ -399,7 +399,9 @@ def posterior(
     return replace(result, draws=draws, down=down)
 
 
-def posterior_of_parts(curve: Curve, averaged: Averaged, parts: list[Part], climbs: Climbs, climb: float) -> Posterior:
+def posterior_of_parts(
+    curve: Curve, averaged: Averaged, parts: list[FamilyDraws], climbs: Climbs, climb: float
+) -> Posterior:
     """Return the posterior of families with a total weight each, before anything that depends on single draws."""
     names = tuple(dict.fromkeys(part.family.name for part in parts))
     size = [len(part.draws) for part in parts]
@@ -423,7 +425,7 @@ def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
     cells, prior = explore(problem, LAW), problem.prior
     draws, lawful = sample(problem, LAW, cells, num_draws)
     evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
-    only_law = Climbs([Part(LAW, draws, 1.0, 1.0)], {LAW.name: 1.0}, 0.0, evidence)
+    only_law = Climbs([FamilyDraws(LAW, draws, 1.0, 1.0)], {LAW.name: 1.0}, 0.0, evidence)
     if num_points < DEPARTURE_POINTS or prior.departure == 0 or lawful < LEAST_LAWFUL:
         return only_law
     tried: list[CurveFamily] = []
@@ -450,7 +452,9 @@ def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
         mean, departures = np.eye(len(families))[0], {LAW.name: 1.0}
     wide = np.where((mean > 0) | (wide > UNSEEN), wide, 0.0) / wide[(mean > 0) | (wide > UNSEEN)].sum()
     parts = [
-        Part(family, its_draws if family is LAW or in_means > 0 else its_draws.evenly(FAMILY_DRAWS), in_means, in_wide)
+        FamilyDraws(
+            family, its_draws if family is LAW or in_means > 0 else its_draws.evenly(FAMILY_DRAWS), in_means, in_wide
+        )
         for family, its_draws, in_means, in_wide in zip(
             families, of_families, mean.tolist(), wide.tolist(), strict=True
         )

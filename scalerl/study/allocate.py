@@ -20,8 +20,8 @@ from scalerl.scaling.comparison import (
     MARGIN,
     Runs,
     as_list,
-    ceilings,
     check_alike,
+    recipe_ceilings,
     run_weights,
     seed_scatter,
     side_mean,
@@ -91,7 +91,7 @@ class Allocation:
 
 def own_ceilings(fits: Fits) -> Levels:
     """Return the ceiling of each arm, by its own runs."""
-    return own_levels({name: [ceilings(f) for f in runs] for name, runs in fits.items()}, fits)
+    return own_levels({name: [recipe_ceilings(f) for f in runs] for name, runs in fits.items()}, fits)
 
 
 def own_levels(drawn: Mapping[str, list[Array]], fits: Fits) -> Levels:

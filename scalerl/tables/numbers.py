@@ -21,7 +21,7 @@ OF = re.compile(r"(\d+)\s*/\s*\d+")
 GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 """`1,000`."""
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
-WRAPPED = re.compile(
+WRAPPED_NUMBER = re.compile(
     r"(?:(?:np|numpy|torch|jnp)\.)?(?:float\d*|int\d*|tensor|array|Tensor)\(\s*([^(),]+?)\s*(?:,[^()]*)?\)"
 )
 """numpy 2 prints `np.float64(0.5)`, torch `tensor(0.5)`."""
@@ -42,7 +42,7 @@ def number_of(text: str) -> float | None:
         return None
     if match := PERCENT.fullmatch(text):
         return float(match[1].replace(",", ".")) / 100
-    if match := WRAPPED.fullmatch(text):
+    if match := WRAPPED_NUMBER.fullmatch(text):
         return number_of(match[1])
     if GROUPED.fullmatch(text):
         return float(text.replace(",", ""))

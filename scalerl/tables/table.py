@@ -214,7 +214,7 @@ FLUSHED = 4_096
 
 
 PLAIN = {float, int}
-TEXT = {str}
+TEXT_CELLS = {str}
 
 
 class Builder:
@@ -248,7 +248,7 @@ class Builder:
             try:
                 if kinds <= PLAIN:
                     values = np.array(cells, dtype=np.float64)
-                elif kinds == TEXT:
+                elif kinds == TEXT_CELLS:
                     values = np.array(list(map(float, cells)))
             except (ValueError, OverflowError):
                 values = None

@@ -18,7 +18,7 @@ from typing import Any
 from scalerl.config.data import CustomTask
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
-from scalerl.core.plugins import PluginError, call, describe, load_function, number
+from scalerl.core.plugins import PluginError, call, describe, finite_number, load_function
 from scalerl.tasks.base import Verdict
 from scalerl.tasks.pool import Step, in_this_process
 from scalerl.types import Prompt
@@ -162,7 +162,7 @@ def score_of(task: Any, name: str, row: Mapping[str, Any], completion: str) -> t
     """Return the score of a completion and its reason."""
     returned = call(lambda: task.score(row, completion), f"{name}.score")
     score, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
-    value = number(score)
+    value = finite_number(score)
     if value is None or not 0 <= value <= 1:
         raise PluginError(f"{name}.score returned {describe(returned)}; allowed: {ALLOWED}")
     return value, str(reason) or f"score {value:g}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scalerl.core.errors import ConfigError, short
-from scalerl.core.plugins import PluginError, call, describe, number
+from scalerl.core.plugins import PluginError, call, describe, finite_number
 from scalerl.core.printable import encodable
 from scalerl.tasks import tools
 from scalerl.tasks.calls import FORM, calls
@@ -138,7 +138,7 @@ def read_reply(returned: Any, name: str, turns: int) -> Reply:
     values = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     if not isinstance(returned, Mapping) and _messages(returned):
         values = {"reply": returned}
-    rewards = [number(values.pop("reward"))] if "reward" in values else []
+    rewards = [finite_number(values.pop("reward"))] if "reward" in values else []
     if "rewards" in values and not rewards and "score" not in values:
         rewards = _rewards(values.pop("rewards"), turns)
         values["score"] = _sum(rewards)
@@ -146,8 +146,8 @@ def read_reply(returned: Any, name: str, turns: int) -> Reply:
     if messages and not values:
         score: float | None = 0.0
     else:
-        score = None if messages is None or messages else number(values.pop("score", None))
-    numbers = {encodable(str(key)): number(value) for key, value in values.items()}
+        score = None if messages is None or messages else finite_number(values.pop("score", None))
+    numbers = {encodable(str(key)): finite_number(value) for key, value in values.items()}
     if score is None or not 0 <= score <= 1 or None in (*numbers.values(), *rewards):
         raise PluginError(f"{name}.reply returned {describe(returned)} after turn {turns}; allowed: {ALLOWED}")
     metrics = {key: value for key, value in numbers.items() if value is not None}
@@ -162,8 +162,11 @@ def _checked(reply: Reply, name: str, turns: int) -> Reply:
     """
     if reply.messages and not is_chat(list(reply.messages)):
         raise PluginError(f"{name}.reply returned {short(reply.messages)}; allowed: messages with text")
-    score, numbers = number(reply.score), {encodable(str(key)): number(value) for key, value in reply.metrics.items()}
-    rewards = [number(reward) for reward in reply.rewards]
+    score, numbers = (
+        finite_number(reply.score),
+        {encodable(str(key)): finite_number(value) for key, value in reply.metrics.items()},
+    )
+    rewards = [finite_number(reward) for reward in reply.rewards]
     if score is None or None in (*numbers.values(), *rewards) or len(rewards) > turns:
         raise PluginError(
             f"{name}.reply returned {describe(reply)} after turn {turns}; allowed: a score, metrics and rewards that "
@@ -189,7 +192,11 @@ def _messages(value: Any) -> tuple[Message, ...] | None:
 
 def _rewards(values: Any, turns: int) -> list[float | None]:
     """Return a list with a reward for each turn; [None] for anything else."""
-    return [number(value) for value in values] if isinstance(values, list | tuple) and len(values) == turns else [None]
+    return (
+        [finite_number(value) for value in values]
+        if isinstance(values, list | tuple) and len(values) == turns
+        else [None]
+    )
 
 
 def _sum(rewards: Sequence[float | None]) -> float | None:

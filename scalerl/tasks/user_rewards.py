@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from scalerl.core.errors import RunError
-from scalerl.core.plugins import PluginError, call, describe, loaded, number, signature_of
+from scalerl.core.plugins import PluginError, call, describe, finite_number, loaded, signature_of
 from scalerl.types import Prompt
 
 LIMIT = 0.05
@@ -158,7 +158,7 @@ LARGEST = 1e9
 
 
 def _finite(reward: Any, name: str) -> float | str:
-    value = number(reward)
+    value = finite_number(reward)
     if value is None or abs(value) > LARGEST:
         allowed = f"a finite number for each completion, from -{LARGEST:g} to {LARGEST:g}"
         return f"reward function {name} returned {describe(reward)}; allowed: {allowed}"

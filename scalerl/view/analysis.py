@@ -15,9 +15,9 @@ import numpy as np
 from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Estimate, Fit, backtest, compare, fit
 from scalerl.scaling.comparison import (
     ASSUMED_SEED_SD,
-    ceilings,
     common_ceiling,
     log_efficiency,
+    recipe_ceilings,
     side_mean,
     summarize_ratio,
 )
@@ -134,12 +134,12 @@ class Side(NamedTuple):
     """Estimate from each run, shape (S,)."""
 
 
-def ends_of(comparison: Comparison) -> tuple[Side, Side]:
+def climb_ends(comparison: Comparison) -> tuple[Side, Side]:
     """Return where the climbs of both recipes end, from the draws that `compare` uses."""
     rng = np.random.default_rng(0)
 
     def ends(fits: tuple[Fit, ...]) -> Side:
-        draws = [rng.permutation(ceilings(f)) for f in fits]
+        draws = [rng.permutation(recipe_ceilings(f)) for f in fits]
         recipe_D = side_mean(draws, np.full(len(draws[0]), comparison.seed_sd), rng)
         return Side(summarize(recipe_D), tuple(map(summarize, draws)))
 
@@ -155,7 +155,7 @@ def sides_of(comparison: Comparison) -> dict[str, tuple[Side, Side]]:
         return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
     first, second = comparison.sides
-    return {"asymptote": ends_of(comparison), "efficiency": (steepness(first), steepness(second))}
+    return {"asymptote": climb_ends(comparison), "efficiency": (steepness(first), steepness(second))}
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from scalerl.view.outlook import (
     with_way_back,
 )
 
-HABITS = READ_HABITS | {
+CALL_HABITS = READ_HABITS | {
     words: hint
     for names, hint in {
         "horizon to until periods multiples n factor budgets": "at='4x', or at=['2x', '4x']",
@@ -51,7 +51,7 @@ HABITS = READ_HABITS | {
 }
 """What to write instead of keywords that users of other packages try."""
 
-takes_data = checked(ReadOptions.__annotations__, HABITS)
+takes_data = checked(ReadOptions.__annotations__, CALL_HABITS)
 
 
 @takes_data
@@ -160,7 +160,7 @@ def advise(
     return with_way_back(advice, source.path, read_points(source.path), source.info.tasks)
 
 
-@checked(ReadOptions.__annotations__, HABITS, "several runs of a side are a list")
+@checked(ReadOptions.__annotations__, CALL_HABITS, "several runs of a side are a list")
 def compare(
     first: Any,
     second: Any,
@@ -237,7 +237,7 @@ def backtest(
         return scaling.backtest(source.curve.between(exclude_below), shares)
 
 
-@checked(ReadOptions.__annotations__, HABITS, "several runs are a list, fit_together([first, second])")
+@checked(ReadOptions.__annotations__, CALL_HABITS, "several runs are a list, fit_together([first, second])")
 def fit_together(runs: Any, *, exclude_below: float = 0.0, **reading: Unpack[ReadOptions]) -> Together:
     """Fit related runs, which should end alike, such as seeds of one recipe, as `scalerl fit --together`.
 

@@ -1,4 +1,4 @@
-"""Draws figures with matplotlib: `draw` on axes, `plot` a curve or a fit for scripts and notebooks, `picture` a PNG.
+"""Draws figures with matplotlib: `draw_figure` on axes, `plot` a curve or a fit in scripts, `picture` as a PNG.
 
 Sizes follow the width of the axes, so that the same figure fits a column of a paper and a page.
 """
@@ -20,14 +20,14 @@ from scalerl.scaling.forecast import band_text
 from scalerl.scaling.notebook import Scale
 from scalerl.scaling.units import UNITS, number_text, scale_of
 from scalerl.view.analysis import COLORS
-from scalerl.view.figure import TINT, Axis, Band, Errors, Figure, Line, Part, Points, Rule, Series, Span
+from scalerl.view.figure import TINT, Axis, Errors, Figure, FigurePart, Line, Points, Rule, Series, ShadedBand, Span
 from scalerl.view.page_figures import Recipe, curves_figure, young_figure
 from scalerl.view.palette import DARK, LIGHT, Palette
 
 if TYPE_CHECKING:
     from scalerl.scaling import Curve, Fit
 
-TEXT = 7.0
+TEXT_POINTS = 7.0
 """Size of text on narrow axes, points; sizes of lines and points are for it."""
 
 WIDE_TEXT = 9.0
@@ -42,20 +42,20 @@ DRAWING = threading.Lock()
 FONTS = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 """Fonts that publishers take: TrueType instead of Type 3, and text as text."""
 
-DASHES = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (4, 1.5, 1, 1.5))}
+MATPLOTLIB_DASHES = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (4, 1.5, 1, 1.5))}
 """Dashes of lines as those of matplotlib."""
 
-SYMBOLS = {
+MATPLOTLIB_SYMBOLS = {
     "circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X", "triangle-up": "^", "triangle-down": "v",
     "triangle-left": "<", "circle-open": "o", "line-ew-open": "_",
 }  # fmt: skip
 """Symbols of points as those of matplotlib; "-open" are hollow."""
 
 
-def draw(axes: Any, figure: Part, palette: Palette = LIGHT, *, title: str = "") -> Any:
+def draw_figure(axes: Any, figure: FigurePart, palette: Palette = LIGHT, *, title: str = "") -> Any:
     """Draw a figure on axes, with its legend and a title above them; return the axes."""
     x, y = figure.x or Axis(), figure.y or Axis()
-    text = TEXT if axes.get_window_extent().width / axes.figure.dpi < NARROW else WIDE_TEXT
+    text = TEXT_POINTS if axes.get_window_extent().width / axes.figure.dpi < NARROW else WIDE_TEXT
     axes.set_xscale(x.scale)
     axes.set_yscale(y.scale)
     legend: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def draw(axes: Any, figure: Part, palette: Palette = LIGHT, *, title: str = "") 
         _draw_shape(axes, shape, palette, text)
     for series in figure.series:
         if series.frame in (None, figure.first_frame):
-            handle = _draw_series(axes, series, palette, text / TEXT)
+            handle = _draw_series(axes, series, palette, text / TEXT_POINTS)
             if series.legend:
                 legend.setdefault(series.name, handle)
     _set_axis(axes, axes.xaxis, x, palette, text)
@@ -86,14 +86,14 @@ def _draw_series(axes: Any, series: Series, palette: Palette, size: float) -> An
     """Draw one series; return its handle for the legend. All have one height: a later one lies on an earlier one."""
     color, opacity = palette.color(series.color)
     x = np.asarray(series.x, float)
-    if isinstance(series, Band):
+    if isinstance(series, ShadedBand):
         if series.edges:
             for y in (series.low, series.high):
                 axes.plot(x, y, color=color, alpha=0.5, lw=0.4 * size, zorder=2)
         shade = palette.mixed(series.color, TINT)
         return axes.fill_between(x, series.low, series.high, color=shade, lw=0, zorder=2)
     if isinstance(series, Line):
-        style = {"lw": 0.6 * size * series.width, "ls": DASHES[series.dash]}
+        style = {"lw": 0.6 * size * series.width, "ls": MATPLOTLIB_DASHES[series.dash]}
         return axes.plot(x, series.y, color=color, alpha=opacity, zorder=2, **style)[0]
     assert isinstance(series, Points), series
     y = np.asarray(series.y, float)
@@ -104,7 +104,12 @@ def _draw_series(axes: Any, series: Series, palette: Palette, size: float) -> An
     for symbol in dict.fromkeys(symbols.tolist()):
         at_N, hollow = symbols == symbol, symbol.endswith("-open")
         face = "none" if hollow else color
-        shape = {"marker": SYMBOLS[symbol], "ms": 0.45 * size * series.size, "mfc": face, "mew": 0.8 if hollow else 0}
+        shape = {
+            "marker": MATPLOTLIB_SYMBOLS[symbol],
+            "ms": 0.45 * size * series.size,
+            "mfc": face,
+            "mew": 0.8 if hollow else 0,
+        }
         handles += axes.plot(x[at_N], y[at_N], ls="", color=color, alpha=opacity, zorder=2, **shape)
     return handles[0] if handles else axes.plot([], [], color=color)[0]
 
@@ -122,7 +127,7 @@ def _draw_shape(axes: Any, shape: Rule | Span, palette: Palette, text: float) ->
         axes.axvspan(shape.low, shape.high, color=color, alpha=opacity, lw=0, zorder=1)
         return
     line = axes.axvline if shape.along == "x" else axes.axhline
-    line(shape.at, color=color, lw=0.6, ls=DASHES["dot"], zorder=3)
+    line(shape.at, color=color, lw=0.6, ls=MATPLOTLIB_DASHES["dot"], zorder=3)
     if shape.label:
         axes.annotate(shape.label, (0.99, shape.at), xycoords=("axes fraction", "data"), xytext=(0, 2),
                       textcoords="offset points", ha="right", color=color, fontsize=text - 1)  # fmt: skip
@@ -220,7 +225,7 @@ def plot(
     try:
         f = shown if isinstance(shown, Fit) else fit(shown)
     except CurveError:
-        return draw(axes, young_figure(shown if isinstance(shown, Curve) else shown.curve), palette, title=name)
+        return draw_figure(axes, young_figure(shown if isinstance(shown, Curve) else shown.curve), palette, title=name)
     kept = _KEPT.setdefault(axes, _Kept([], []))
     for artist in kept.artists:
         artist.remove()
@@ -230,7 +235,7 @@ def plot(
     recipes = [Recipe(run[0], f"@s{at % COLORS}", [run]) for at, run in enumerate(kept.runs)]
     alone = f"{name or f.curve.label}   A = {f.asymptote.mean:.3f}, B = {f.efficiency.mean:.2f}".strip()
     title = f"{alone if len(recipes) == 1 else ''}\n{note}".strip()
-    draw(axes, with_scale(curves_figure(recipes), scale), palette, title=title)
+    draw_figure(axes, with_scale(curves_figure(recipes), scale), palette, title=title)
     kept.artists[:] = set(axes.get_children()) - before - {axes.get_legend()}
     return axes
 

@@ -81,7 +81,7 @@ class Points(Series):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Band(Series):
+class ShadedBand(Series):
     """The area between two lines, in a light tint of its color that covers what lies below."""
 
     low: ArrayLike
@@ -133,7 +133,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Part:
+class FigurePart:
     """What a figure draws, or what an option of the reader draws in addition or instead."""
 
     series: Sequence[Series] = ()
@@ -153,7 +153,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Figure(Part):
+class Figure(FigurePart):
     """One figure with its words.
 
     Example: `Figure([Line(x=[1], y=[2], color="@s0")], Axis("compute"), Axis("reward"), title="Curve", caption="...")`
@@ -163,10 +163,10 @@ class Figure(Part):
     caption: str = ""
     wide: bool = False
     """Whether it is as wide as the page."""
-    choices: Mapping[str, Mapping[str, Part]] = field(default_factory=dict)
+    choices: Mapping[str, Mapping[str, FigurePart]] = field(default_factory=dict)
     """Choices for the reader, by name, with the effect of each option. The first option is the default."""
 
-    def with_part(self, part: Part) -> Figure:
+    def with_part(self, part: FigurePart) -> Figure:
         """Return the figure with an option."""
         changes = {name: value for name, value in vars(part).items() if value and name != "series"}
         return replace(self, **{**changes, "series": [*self.series, *part.series]})
@@ -175,7 +175,7 @@ class Figure(Part):
 # ------------------------------------------------------------------------------------------------------------ on a page
 
 
-def to_plotly(figure: Part) -> Json:
+def to_plotly(figure: FigurePart) -> Json:
     """Return a figure or a part of one as JSON with plotly's traces and layout; infinite and NaN become None."""
     data, frame_of_traces = list[Json](), list[int | None]()
     for series in figure.series:
@@ -235,7 +235,7 @@ def _traces(series: Series) -> list[Json]:
     if series.group:
         trace["legendgroup"] = series.group
     trace |= {"hovertemplate": f"{series.hover}<extra>{name}</extra>"} if series.hover else {"hoverinfo": "skip"}
-    if isinstance(series, Band):
+    if isinstance(series, ShadedBand):
         edge = {"line": {"color": f"{series.color}/0.5", "width": 0.8 if series.edges else 0}}
         area = {"fill": "tonexty", "fillcolor": f"{series.color}~{TINT}"}
         return [{**trace, **edge, "y": plain(series.low)}, {**trace, **edge, **area, "y": plain(series.high)}]
@@ -287,7 +287,7 @@ def _shape(shape: Rule | Span) -> Json:
     return {"type": "line", **place, "line": style, **(label if shape.label else {})}
 
 
-def _slider(figure: Part, frame_of_traces: Sequence[int | None]) -> Json:
+def _slider(figure: FigurePart, frame_of_traces: Sequence[int | None]) -> Json:
     steps = [
         {"label": label, "method": "restyle",
          "args": [{"visible": [frame in (None, number) for frame in frame_of_traces]}]}

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.scaling import Comparison, CurveError, Fit, Forecast, advise
 from scalerl.scaling.forecast import band_text
-from scalerl.view.drawing import draw, images, with_scale
+from scalerl.view.drawing import draw_figure, images, with_scale
 from scalerl.view.figure import Figure
 from scalerl.view.page_figures import Recipe, curves_figure, recipes_of
 
@@ -25,18 +25,18 @@ def html_of(shown: Any) -> str:
 
 @html_of.register
 def _(shown: Fit) -> str:
-    return joined(strong(str(advise(shown))), numbers(str(shown)), picture(of_fit(shown)), quiet(band_text(shown)))
+    return joined(strong(str(advise(shown))), numbers(str(shown)), picture_html(of_fit(shown)), quiet(band_text(shown)))
 
 
 @html_of.register
 def _(shown: Forecast) -> str:
-    return joined(strong(str(advise(shown.fit))), numbers(str(shown)), picture(of_fit(shown.fit)))
+    return joined(strong(str(advise(shown.fit))), numbers(str(shown)), picture_html(of_fit(shown.fit)))
 
 
 @html_of.register
 def _(shown: Comparison) -> str:
     text = str(shown).removeprefix(shown.sentence).lstrip("\n")
-    return joined(strong(shown.sentence), numbers(text), picture(curves_figure(recipes_of(shown), shown)))
+    return joined(strong(shown.sentence), numbers(text), picture_html(curves_figure(recipes_of(shown), shown)))
 
 
 def run_html(run: Any) -> str:
@@ -82,8 +82,8 @@ def of_fit(shown: Fit) -> Figure:
     return curves_figure([Recipe(shown.curve.label, "@s0", [(shown.curve.label, shown.curve, shown)])])
 
 
-def picture(figure: Figure) -> str:
+def picture_html(figure: Figure) -> str:
     """Return a figure as an image in the page."""
-    made = images([lambda axes: draw(axes, with_scale(figure, "log"))], (WIDTH, 0.6 * WIDTH), 110)
+    made = images([lambda axes: draw_figure(axes, with_scale(figure, "log"))], (WIDTH, 0.6 * WIDTH), 110)
     data = base64.b64encode(made["png"]).decode("ascii")
     return f'<img alt="{html.escape(figure.title)}" style="max-width:100%" src="data:image/png;base64,{data}">'

@@ -26,12 +26,12 @@ from typing import Any
 from scalerl.scaling import Advice, Curve, CurveError, Estimate, Frontier
 from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.scaling.estimate import one_power, short
+from scalerl.scaling.estimate import one_power, short_number
 from scalerl.scaling.fit import CEILING
 from scalerl.scaling.forecast import evaluation_text
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import Analysis, RunAnalysis, analyze
-from scalerl.view.figure import SUPERSCRIPTS, Figure, figure_json, powers_text
+from scalerl.view.figure import SUPERSCRIPTS, Figure, Json, figure_json, powers_text
 from scalerl.view.outlook import Source, curve_of
 from scalerl.view.page_figures import (
     FIGURES,
@@ -42,11 +42,9 @@ from scalerl.view.page_figures import (
     young_figure,
 )
 from scalerl.view.run import FollowedRun
-from scalerl.view.study_figures import FIGURES as STUDY_FIGURES
+from scalerl.view.study_figures import STUDY_FIGURES as STUDY_FIGURES
 from scalerl.view.study_results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
 from scalerl.view.study_tables import ESTIMATES, MEANS, predicted_columns
-
-Json = dict[str, Any]
 
 SPARK = 120
 """Points of a small figure of a metric."""
@@ -689,7 +687,9 @@ def frontier_page(frontier: Frontier, runs: Sequence[tuple[Curve, Setting]]) -> 
         f"One law over {len(runs)} runs with different settings.",
         {"kind": "verdict", "sentence": sentence, "lines": lines},
         table(
-            "Settings", ["Setting", f"Level at {short(frontier.budget)} {frontier.unit}", "Best with probability"], rows
+            "Settings",
+            ["Setting", f"Level at {short_number(frontier.budget)} {frontier.unit}", "Best with probability"],
+            rows,
         ),
         figures_block("Figures", {"frontier": frontier_figure(frontier, runs)}),
         terms({}),

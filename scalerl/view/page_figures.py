@@ -15,8 +15,21 @@ from scalerl.scaling.comparison import side_band
 from scalerl.scaling.forecast import band_text
 from scalerl.scaling.law import Array
 from scalerl.scaling.settings import Setting, setting_text
-from scalerl.view.analysis import COLORS, Analysis, RunAnalysis, Slope, common_unit, ends_of, height_range
-from scalerl.view.figure import Axis, Band, Errors, Figure, Json, Line, Part, Points, Rule, Series, Span, powers_text
+from scalerl.view.analysis import COLORS, Analysis, RunAnalysis, Slope, climb_ends, common_unit, height_range
+from scalerl.view.figure import (
+    Axis,
+    Errors,
+    Figure,
+    FigurePart,
+    Json,
+    Line,
+    Points,
+    Rule,
+    Series,
+    ShadedBand,
+    Span,
+    powers_text,
+)
 
 FORECAST_END = 4.0
 """End of the drawn forecasts, in multiples of the last point's compute."""
@@ -36,16 +49,16 @@ SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle
 # ------------------------------------------------------------------------------------------------------------- parts
 
 
-def thinned(values: Any) -> Any:
+def thinned_points(values: Any) -> Any:
     """Return a sequence, or every so many of its values if it is longer than `SHOWN`."""
     return values[:: max(1, -(-len(values) // SHOWN))]
 
 
-def compute_options(compute: str, title: str, least: float, most: float) -> dict[str, Part]:
+def compute_options(compute: str, title: str, least: float, most: float) -> dict[str, FigurePart]:
     """Return the options for an x axis of compute: logarithmic over a span, or linear."""
     return {
-        "logarithmic": Part(x=Axis(title, "log", compute, (least, most))),
-        "linear": Part(x=Axis(title, "linear", compute)),
+        "logarithmic": FigurePart(x=Axis(title, "log", compute, (least, most))),
+        "linear": FigurePart(x=Axis(title, "linear", compute)),
     }
 
 
@@ -55,12 +68,12 @@ def grid_to(least: float, *ends: float) -> Any:
     return np.unique(np.concatenate([spaced, ends, np.geomspace(0.5 * least, ends[-1], 100)]))
 
 
-def evaluations(curve: Curve, color: str, name: str, symbol: str = "circle", **more: Any) -> Points:
+def evaluation_points(curve: Curve, color: str, name: str, symbol: str = "circle", **more: Any) -> Points:
     """Return a curve's points, with their standard errors."""
-    errors = None if curve.stderr is None else Errors(thinned(curve.stderr), f"{color.partition('/')[0]}/0.5")
+    errors = None if curve.stderr is None else Errors(thinned_points(curve.stderr), f"{color.partition('/')[0]}/0.5")
     return Points(
-        x=thinned(curve.compute), y=thinned(curve.metric), color=color, name=name, symbol=symbol, errors=errors,
-        hover=f"{curve.unit} %{{x:.4g}}<br>%{{y:.3f}}", **more,
+        x=thinned_points(curve.compute), y=thinned_points(curve.metric), color=color, name=name, symbol=symbol,
+        errors=errors, hover=f"{curve.unit} %{{x:.4g}}<br>%{{y:.3f}}", **more,
     )  # fmt: skip
 
 
@@ -94,7 +107,7 @@ STRAIGHT = (
 """Explanation of a figure of slopes, for its caption."""
 
 
-def straight(
+def straight_lines(
     slopes: Sequence[Slope], unit: float, color: str, width: float = 2, *, legend: bool = True
 ) -> list[Series]:
     """Return the line of one recipe, with the geometric mean of B over its runs, and the points of each run."""
@@ -109,8 +122,8 @@ def straight(
     )  # fmt: skip
     return [law] + [
         Points(
-            x=thinned(slope.compute / unit), y=thinned(slope.level(unit)), color=f"{color}/0.75", group=label,
-            symbol=symbol, hover="C %{x:.3g}<br>F %{y:.3g}", name=label,
+            x=thinned_points(slope.compute / unit), y=thinned_points(slope.level(unit)), color=f"{color}/0.75",
+            group=label, symbol=symbol, hover="C %{x:.3g}<br>F %{y:.3g}", name=label,
         )
         for slope, symbol in zip(slopes, cycle(SYMBOLS), strict=False)
     ]  # fmt: skip
@@ -131,17 +144,17 @@ def without_level(slopes: Sequence[Slope]) -> str:
 def dots_of(curves: Sequence[Curve]) -> str:
     """Return what the points of some curves are, and how many of them a figure has if it leaves some out."""
     kind = "rewards of training, not held out" if any(curve.training for curve in curves) else "held-out evaluations"
-    return f"{part}{kind}" if (part := left_out([len(curve) for curve in curves])) else kind
+    return f"{part}{kind}" if (part := left_out_points([len(curve) for curve in curves])) else kind
 
 
 def drawn_part(counts: Sequence[int]) -> str:
     """Return a sentence with the number of points that are drawn, if a figure leaves some out; else nothing."""
-    return f" {part}points are drawn." if (part := left_out(counts)) else ""
+    return f" {part}points are drawn." if (part := left_out_points(counts)) else ""
 
 
-def left_out(counts: Sequence[int]) -> str:
+def left_out_points(counts: Sequence[int]) -> str:
     """Return "2,000 of 30,000 " if a figure leaves out some of so many points of each run; else nothing."""
-    shown = sum(len(thinned(range(count))) for count in counts)
+    shown = sum(len(thinned_points(range(count))) for count in counts)
     return f"{shown:,} of {sum(counts):,} " if shown < sum(counts) else ""
 
 
@@ -184,15 +197,15 @@ def curves_figure(recipes: Sequence[Recipe], comparison: Comparison | None = Non
         grid = grid_to(least, last, FORECAST_END * last)
         group: Json = {"color": color, "group": name}
         levels = side_band(fits, grid, comparison.seed_sd) if comparison else fits[0].predict(grid)
-        ceiling = ends_of(comparison)[number].recipe if comparison else fits[0].asymptote
-        bands.append(Band(x=grid, low=levels.low, high=levels.high, edges=True, **group))
+        ceiling = climb_ends(comparison)[number].recipe if comparison else fits[0].asymptote
+        bands.append(ShadedBand(x=grid, low=levels.low, high=levels.high, edges=True, **group))
         if len(members) > 1:
             faint = f"{color}/0.4"
             for run, _, f in members:
                 seeds.append(mean_lines(run, grid, f.mean(grid), f.last_compute, faint, 1, name)[0])
             points += seed_points(name, [member[:2] for member in members], faint)
         else:
-            points.append(evaluations(members[0][1], f"{color}/0.75", name, group=name))
+            points.append(evaluation_points(members[0][1], f"{color}/0.75", name, group=name))
         lines += mean_lines(name, grid, levels.mean, last, color)
         end = max(end, FORECAST_END * last) * 1.04  # so that the marks of ceilings do not overlap
         mark: Json = {"x": [end], "y": [ceiling.mean], "size": 9, "symbol": "line-ew-open"}
@@ -225,11 +238,11 @@ def _single(curve: Curve, f: Fit) -> Figure:
     of_ceiling: Json = {"color": "@s1", "x": np.array([last, 1.06 * end])}
     reached = f"ceiling of this climb, A = {ceiling.mean:.3f}" + ("" if f.identified else ", not identified yet")
     series = [
-        Band(low=[ceiling.low] * 2, high=[ceiling.high] * 2, **of_ceiling),
-        Band(x=grid, low=levels.low, high=levels.high, color="@s0"),
+        ShadedBand(low=[ceiling.low] * 2, high=[ceiling.high] * 2, **of_ceiling),
+        ShadedBand(x=grid, low=levels.low, high=levels.high, color="@s0"),
         replace(fitted, name="fit with its 90% band"),
         replace(forecast, name=f"forecast, {ahead}", legend=True),
-        evaluations(curve, "@ink", dots_of([curve]) + ("" if curve.stderr is None else " ± s.e."), legend=True),
+        evaluation_points(curve, "@ink", dots_of([curve]) + ("" if curve.stderr is None else " ± s.e."), legend=True),
         Points(x=at, y=f.mean(at), size=8, symbol="circle-open", color="@s0"),
         Line(y=[ceiling.mean] * 2, width=1.5, dash="dash", name=reached, legend=True, **of_ceiling),
     ]
@@ -260,7 +273,7 @@ def mean_lines(
 def seed_points(name: str, curves: Iterable[tuple[str, Curve]], color: str) -> list[Points]:
     """Return the points of a recipe's runs, each with its name, with a symbol for each and without standard errors."""
     return [
-        evaluations(replace(curve, stderr=None), color, run, symbol, group=name)
+        evaluation_points(replace(curve, stderr=None), color, run, symbol, group=name)
         for (run, curve), symbol in zip(curves, cycle(SYMBOLS), strict=False)
     ]
 
@@ -269,7 +282,7 @@ def young_figure(curve: Curve) -> Figure:
     """Return the figure of the points of a run that has no fit yet."""
     dots = dots_of([curve])
     caption = f"Dots are {dots}. A curve is fitted and continued as a forecast from the fifth on."
-    points = evaluations(curve, "@s0", curve.label)
+    points = evaluation_points(curve, "@s0", curve.label)
     return Figure([points], *_axes(curve), title="Curves and forecasts", caption=caption, wide=True)
 
 
@@ -304,11 +317,11 @@ def frontier_figure(frontier: Frontier, runs: Sequence[tuple[Curve, Setting]]) -
     leaders = list(dict.fromkeys(best_M.tolist()))
     colors = {names[s]: f"@s{i % COLORS}" for i, s in enumerate(leaders)}
     level_M = mean_SM[best_M, np.arange(len(best_M))]
-    series: list[Series] = [Band(x=compute_M, low=low_M[: len(best_M)], high=high_M[: len(best_M)], color="@ink")]
+    series: list[Series] = [ShadedBand(x=compute_M, low=low_M[: len(best_M)], high=high_M[: len(best_M)], color="@ink")]
     for curve, setting in runs:
         name = setting_text(setting)
         color = colors.get(name, "@muted")
-        series.append(evaluations(replace(curve, stderr=None), f"{color}/0.25", name))
+        series.append(evaluation_points(replace(curve, stderr=None), f"{color}/0.25", name))
     for name, mean_M in zip(names, mean_SM, strict=True):
         style: Json = {"color": colors.get(name, "@muted/0.5"), "width": 1.2, "dash": "dot", "name": name}
         series.append(Line(x=compute_M, y=mean_M[: len(compute_M)], hover="%{y:.3f}", **style))
@@ -342,14 +355,14 @@ def series_figure(series: Sequence[tuple[str, Json]], metric: Json) -> Figure:
     for number, (name, values) in enumerate(series):
         color, dash = f"@s{number % COLORS}", DASHES[number // COLORS % len(DASHES)]
         group: Json = {"group": str(number), "x": values["x"], "color": color}
-        drawn.append(Band(low=values["low"], high=values["high"], **group))
+        drawn.append(ShadedBand(low=values["low"], high=values["high"], **group))
         drawn.append(Line(y=values["mean"], width=1.7, dash=dash, name=name if several else "", legend=several,
                           hover="step %{x:.0f}: %{y:.4g}", **group))  # fmt: skip
     label, share = f"{metric['label']}{unit}", metric["share"]
     bounds = [Rule(bound, "@s1", "y") for bound in metric["bounds"] if bound > 0]
     scales = {
-        "linear": Part(y=Axis(label, percent=share), shapes=bounds),
-        "logarithmic": Part(y=Axis(label, "log", percent=share)),
+        "linear": FigurePart(y=Axis(label, percent=share), shapes=bounds),
+        "logarithmic": FigurePart(y=Axis(label, "log", percent=share)),
     }
     meaning = metric["meaning"][:1].upper() + metric["meaning"][1:]
     caption = f"{meaning}{unit}. The band is the range over neighboring steps."
@@ -364,11 +377,11 @@ def metric_figure(runs: Sequence[tuple[str, Sequence[Json]]]) -> Figure | None:
         runs: Name of each run, and its metrics as from `FollowedRun.metrics`.
     """
     described = {metric["name"]: metric for _, metrics in runs for metric in metrics}
-    options: dict[str, Part] = {}
+    options: dict[str, FigurePart] = {}
     for name in [name for name in ("pass_rate",) if name in described] + [n for n in described if n != "pass_rate"]:
         series = [(run, metric) for run, metrics in runs for metric in metrics if metric["name"] == name]
         figure = series_figure(series, described[name])
-        part = Part(figure.series, figure.x, figure.y, figure.choices["Scale"]["linear"].shapes)
+        part = FigurePart(figure.series, figure.x, figure.y, figure.choices["Scale"]["linear"].shapes)
         options[f"{described[name]['group']}: {described[name]['label']}"] = part
     if not options:
         return None
@@ -402,7 +415,7 @@ def suites(analysis: Analysis) -> Figure | None:
         for suite in run.source.suites:
             color = f"@s{names.index(suite.label) % COLORS}"
             name = suite.label if alone else f"{suite.label}, {run.source.name}"
-            points = evaluations(suite, color, name, group=name)
+            points = evaluation_points(suite, color, name, group=name)
             dash = DASHES[number % len(DASHES)]
             path: Json = {"x": points.x, "y": points.y, "width": 1.5, "dash": dash}
             series += [Line(color=color, name=name, group=name, legend=True, **path), points]
@@ -424,7 +437,7 @@ def slopes(analysis: Analysis) -> Figure:
     for run in analysis.runs:
         name = analysis.comparison.names[run.side] if analysis.comparison else run.source.name
         by_line[name, run.color].append(replace(run.slope, label=name))
-    series = [one for (_, color), members in by_line.items() for one in straight(members, unit, color)]
+    series = [one for (_, color), members in by_line.items() for one in straight_lines(members, unit, color)]
     caption = f"Each run is fitted again with its ceiling fixed at the common A = {analysis.ceiling:.3f}. {STRAIGHT}"
     caption += without_level(lines) + (" A line is the mean of a recipe's runs." if analysis.comparison else "")
     if analysis.comparison and analysis.comparison.verdict == "higher ceiling":
@@ -479,7 +492,7 @@ def backtests(analysis: Analysis) -> Figure | None:
     return Figure((), *axes, title=title, caption=caption, wide=True, choices={"Run": choices})
 
 
-def _earlier_forecasts(run: RunAnalysis) -> Part:
+def _earlier_forecasts(run: RunAnalysis) -> FigurePart:
     """Return every earlier forecast, each in a frame.
 
     The name of a forecast says how many of the evaluations after it are in its band.
@@ -497,12 +510,12 @@ def _earlier_forecasts(run: RunAnalysis) -> Part:
         )
         shared: Json = {"x": band.compute, "color": "@s0", "group": str(number), "frame": number}
         series += [
-            Band(low=band.low, high=band.high, **shared),
+            ShadedBand(low=band.low, high=band.high, **shared),
             Line(y=band.mean, name=name, legend=True, hover="%{x:.4g}<br>%{y:.3f}", **shared),
         ]
         frames.append(f"{share:.0%}")
-    points = evaluations(replace(curve, stderr=None), "@ink", "evaluations", legend=True)
-    return Part([*series, points], frames=frames)
+    points = evaluation_points(replace(curve, stderr=None), "@ink", "evaluations", legend=True)
+    return FigurePart([*series, points], frames=frames)
 
 
 FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
 from scalerl.scaling.notebook import Scale
-from scalerl.view.drawing import draw, images, with_scale
-from scalerl.view.figure import SUPERSCRIPTS, Figure
+from scalerl.view.drawing import draw_figure, images, with_scale
+from scalerl.view.figure import SUPERSCRIPTS, Figure, Json
 from scalerl.view.palette import DARK, LIGHT
 
 FORMATS = ("pdf", "svg", "png")
@@ -34,8 +33,6 @@ MOST_VARIANTS = 12
 
 PIXELS = 1 / 120
 """Inches of a pixel of a figure's height on a page; text of a paper is smaller than that of a page."""
-
-Json = dict[str, Any]
 
 
 def save_page(
@@ -66,7 +63,7 @@ def save_page(
     directory.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes] = {}
     for name, figure in variants(figures, scale):
-        panel = partial(draw, figure=figure, palette=DARK if dark else LIGHT)
+        panel = partial(draw_figure, figure=figure, palette=DARK if dark else LIGHT)
         size = width, figure.height * PIXELS or 0.72 * width
         contents |= {f"{name}.{kind}": content for kind, content in images([panel], size, DPI, FORMATS).items()}
     for table in (block for block in page["blocks"] if block["kind"] == "table"):

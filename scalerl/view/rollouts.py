@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.numbers import number
-from scalerl.core.rows import Line, RowFile
+from scalerl.core.rows import FileLine, RowFile
 from scalerl.core.run_files import ROLLOUTS, SAMPLES
 
 FILES = {"evaluation": ROLLOUTS, "training": SAMPLES}
@@ -53,7 +53,7 @@ class RolloutIndex:
 
     def __init__(self, path: Path) -> None:
         """Prepare the index of a run directory."""
-        self._lines: dict[str, list[Line]] = {kind: [] for kind in FILES}  # with the columns `BRIEF` only
+        self._lines: dict[str, list[FileLine]] = {kind: [] for kind in FILES}  # with the columns `BRIEF` only
         self._files = {kind: RowFile(path / name, self._lines[kind].clear) for kind, name in FILES.items()}
 
     def refresh(self) -> None:

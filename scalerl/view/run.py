@@ -23,11 +23,12 @@ from scalerl.core.rows import TAIL_BYTES, RowFile
 from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo, active_warnings, read_run
 from scalerl.scaling import CurveError
 from scalerl.scaling.estimate import as_json
+from scalerl.tables.table import Array
 from scalerl.types import EvalPoint
 from scalerl.view.figure import plain
 from scalerl.view.outlook import Outlook, Source, curve_of, points_by_task, run_outlook
 from scalerl.view.rollouts import RolloutIndex
-from scalerl.view.series import Array, alarm_level, between, bucketed
+from scalerl.view.series import alarm_level, between, bucketed
 from scalerl.view.state import ALIVE, modified, pace, sign_of_life
 
 MOST_ROWS = 400

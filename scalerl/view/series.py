@@ -6,12 +6,10 @@ Axes in names: N steps, K buckets.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scalerl.core.run_files import Metric
+from scalerl.tables.table import Array
 from scalerl.view.figure import plain
-
-Array = NDArray[np.float64]
 
 
 def alarm_level(metric: Metric, value: float) -> str:

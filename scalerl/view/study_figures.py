@@ -15,7 +15,7 @@ from scalerl.scaling.comparison import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.law import Array
 from scalerl.view.analysis import common_unit, slope_at
-from scalerl.view.figure import Axis, Figure, Line, Part, Points, Rule, Series, Span
+from scalerl.view.figure import Axis, Figure, FigurePart, Line, Points, Rule, Series, Span
 from scalerl.view.page_figures import (
     STRAIGHT,
     compute_options,
@@ -27,7 +27,7 @@ from scalerl.view.page_figures import (
     name_axis,
     seed_points,
     slope_axes,
-    straight,
+    straight_lines,
     without_level,
 )
 from scalerl.view.study_results import EFFECTS, ArmResult, StudyResult
@@ -35,7 +35,7 @@ from scalerl.view.study_results import EFFECTS, ArmResult, StudyResult
 REFERENCE, SELECTED, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
 """Colors of the reference, of the arm that the reader selects, and of all others."""
 
-FORECAST_END = 2.0
+STUDY_FORECAST_END = 2.0
 """End of the drawn curves of the reference and of the selected arm, in multiples of the last compute."""
 
 ROW = 30
@@ -44,7 +44,7 @@ ROW = 30
 CHOICE = "Arm next to the reference"
 
 
-def frontier(results: StudyResult) -> Figure | None:
+def study_frontier(results: StudyResult) -> Figure | None:
     """Return the figure of what a budget buys; None without a law over the settings."""
     if results.frontier is None:
         return None
@@ -75,7 +75,7 @@ def ratios(results: StudyResult) -> Figure | None:
     arms = _compared(results)
     if not arms:
         return None
-    options: dict[str, Part] = {}
+    options: dict[str, FigurePart] = {}
     for name, quantity in RATIOS.items():
         estimates = [getattr(arm.comparison, quantity) for arm in arms]
         logs = [Estimate(*np.log([e.mean, e.mean, e.low, e.high])) for e in estimates]
@@ -95,31 +95,31 @@ RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "comp
 """Quantities shown as a ratio to the reference, by label; attributes of `Comparison`."""
 
 
-def curves(results: StudyResult) -> Figure | None:
+def study_curves(results: StudyResult) -> Figure | None:
     """Return the figure of points and mean curves: all arms in gray, the reference and one other in color."""
     fitted_arms = [arm for arm in results.arms if arm.fits]
     if not fitted_arms:
         return None
     last = max(fit.last_compute for arm in fitted_arms for fit in arm.fits)
     first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(results))
-    grid = grid_to(first, last, FORECAST_END * last)
+    grid = grid_to(first, last, STUDY_FORECAST_END * last)
     others = [arm for arm in fitted_arms if arm.name != results.reference]
     series: list[Series] = [_curve(arm, grid, OTHERS, 1.2, arm.name)[0] for arm in others]
     if results.arm(results.reference).fits:
         series += _highlighted(results.arm(results.reference), grid, REFERENCE)
-    options = {arm.name: Part(_highlighted(arm, grid, SELECTED)) for arm in results.ranked() if arm.fits}
+    options = {arm.name: FigurePart(_highlighted(arm, grid, SELECTED)) for arm in results.ranked() if arm.fits}
     caption = (
         "Dots are held-out evaluations, with a shape for each seed. Lines are the mean of an arm's fits, dashed where "
         "they are a forecast. All other arms are gray: point at a line to see its name."
     )
     title = "training compute"
     axes = Axis(title, compute=results.axis), Axis(metric_name(_curves(results)[0]))
-    spans = compute_options(results.axis, title, 0.6 * first, 1.05 * FORECAST_END * last)
+    spans = compute_options(results.axis, title, 0.6 * first, 1.05 * STUDY_FORECAST_END * last)
     choices = {**({CHOICE: options} if options else {}), "Compute axis": spans}
     return Figure(series, *axes, title="Curves", caption=caption, wide=True, choices=choices)
 
 
-def slopes(results: StudyResult) -> Figure | None:
+def study_slopes(results: StudyResult) -> Figure | None:
     """Return all arms as straight lines at the common ceiling, the reference and one other with their points."""
     if results.common_asymptote is None:
         return None
@@ -130,12 +130,14 @@ def slopes(results: StudyResult) -> Figure | None:
     lines = [slope for listed in by_arm.values() for slope in listed]
     unit = common_unit(lines)
     series = [
-        straight(runs, unit, OTHERS, legend=False)[0] for name, runs in by_arm.items() if name != results.reference
+        straight_lines(runs, unit, OTHERS, legend=False)[0]
+        for name, runs in by_arm.items()
+        if name != results.reference
     ]
     if results.reference in by_arm:
-        series += straight(by_arm[results.reference], unit, REFERENCE, 2.5)
+        series += straight_lines(by_arm[results.reference], unit, REFERENCE, 2.5)
     options = {
-        arm.name: Part(straight(by_arm[arm.name], unit, SELECTED, 2.5))
+        arm.name: FigurePart(straight_lines(by_arm[arm.name], unit, SELECTED, 2.5))
         for arm in results.ranked()
         if arm.name in by_arm
     }
@@ -149,7 +151,7 @@ def slopes(results: StudyResult) -> Figure | None:
     return Figure(series, *axes, title=title, caption=caption, wide=True, choices={CHOICE: options})
 
 
-def ceilings(results: StudyResult) -> Figure | None:
+def study_ceilings(results: StudyResult) -> Figure | None:
     """Return the figure of A of every arm and of each of its runs."""
     arms = [results.arm(results.reference), *results.ranked()]
     estimates = {arm: arm.asymptote for arm in arms if arm.asymptote is not None}
@@ -176,9 +178,9 @@ def ceilings(results: StudyResult) -> Figure | None:
                   title="Ceiling A of each climb, by arm and seed", wide=True)  # fmt: skip
 
 
-FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
-    "frontier": frontier, "differences": differences, "ratios": ratios, "curves": curves, "slopes": slopes,
-    "ceilings": ceilings,
+STUDY_FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
+    "frontier": study_frontier, "differences": differences, "ratios": ratios, "curves": study_curves,
+    "slopes": study_slopes, "ceilings": study_ceilings,
 }  # fmt: skip
 """The figures in the order of the page; None if there is nothing to draw."""
 
@@ -198,7 +200,9 @@ def _absent(results: StudyResult) -> str:
     return f"Not drawn, because not measured yet: {', '.join(absent)}." if absent else ""
 
 
-def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate], x: Axis, shapes: Sequence[Rule | Span]) -> Part:
+def _forest(
+    arms: Sequence[ArmResult], estimates: Sequence[Estimate], x: Axis, shapes: Sequence[Rule | Span]
+) -> FigurePart:
     """Return one row for each arm and one series for each effect, so that the legend explains the colors."""
     series: list[Points] = []
     for name, effect in EFFECTS.items():
@@ -207,7 +211,7 @@ def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate], x: Axis, s
             shown, names = [estimates[i] for i in rows], [arms[i].name for i in rows]
             heights = [-i for i in rows]
             series.append(intervals(shown, heights, names, effect.color, bold=True, name=effect.words, legend=True))
-    return Part(series, x, name_axis([arm.name for arm in arms]), shapes, height=175 + ROW * len(arms))
+    return FigurePart(series, x, name_axis([arm.name for arm in arms]), shapes, height=175 + ROW * len(arms))
 
 
 def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:

@@ -8,10 +8,10 @@ from simulated_runs import fallen, run
 from scalerl.scaling import Curve, CurveError, compare, fit, sigmoid
 from scalerl.scaling.comparison import (
     OWN_CEILINGS,
-    ceilings,
     common_ceiling,
     comparison_sentence,
     log_compute_of_run,
+    recipe_ceilings,
     seed_scatter,
     side_band,
     side_mean,
@@ -206,7 +206,9 @@ def test_a_fallen_run_is_compared_by_its_last_level():
     down = fit(fallen())
     comparison = compare(down, healthy)
     # the share that stays down ends near 0.2; the law alone ends above 0.3
-    assert down.posterior.stay_probability <= (ceilings(down) < 0.3).mean() < down.posterior.stay_probability + 0.1
+    assert (
+        down.posterior.stay_probability <= (recipe_ceilings(down) < 0.3).mean() < down.posterior.stay_probability + 0.1
+    )
     assert comparison.asymptote_difference.mean < -0.2 and comparison.winner != "first"
     assert "a run of the first: with probability 0.77 the run has fallen and stays down" in str(comparison)
     assert comparison.winner == "second" or "1 of the runs have fallen; find the cause" in comparison.advice
@@ -225,7 +227,7 @@ def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
 
 def test_the_ceilings_of_a_run_that_rises_are_those_of_the_law():
     rising = fit(run())
-    assert ceilings(rising).tolist() == rising.draws.asymptote.tolist()
+    assert recipe_ceilings(rising).tolist() == rising.draws.asymptote.tolist()
 
 
 def test_the_example_of_the_page_is_as_printed():

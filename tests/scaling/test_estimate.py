@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalerl.scaling import Estimate
-from scalerl.scaling.estimate import EstimateAt, as_json, short, summarize
+from scalerl.scaling.estimate import EstimateAt, as_json, short_number, summarize
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_summary_of_the_numbers_1_to_101():
 
 
 def test_numbers_in_sentences_use_words_for_infinity_and_nan():
-    assert [short(v) for v in (12345.678, math.inf, math.nan)] == ["1.235e+04", "never", "unknown"]
+    assert [short_number(v) for v in (12345.678, math.inf, math.nan)] == ["1.235e+04", "never", "unknown"]

@@ -22,7 +22,7 @@ from scalerl.study.predict import by_forecast, predict
 from scalerl.view.figure import Line
 from scalerl.view.page import page
 from scalerl.view.study import study_results
-from scalerl.view.study_figures import FIGURES
+from scalerl.view.study_figures import STUDY_FIGURES
 from scalerl.view.study_law import full_compute
 
 GRID = replace(PLANS["frontier"](QUICK), seeds=(0,))
@@ -162,7 +162,7 @@ def test_the_figure_names_the_setting_that_is_best_in_each_stretch(finished):
     """The true curves of 64 x 8 and 160 x 32 end at 0.508 and 0.598, and have midpoints of 2.6e14 and 1.1e15 FLOPs."""
     pytest.importorskip("plotly")
     _, results = finished
-    figure = FIGURES["frontier"](results)
+    figure = STUDY_FIGURES["frontier"](results)
     thick = {one.name: one for one in figure.series if isinstance(one, Line) and one.width == 4}
     best = {name: one.x[np.isfinite(one.y)] for name, one in thick.items()}
     assert max(best["width 64, prompts_per_step 8"]) < 2e15

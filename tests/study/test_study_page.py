@@ -10,7 +10,7 @@ from scalerl.view.figure import Line, Points
 from scalerl.view.frozen import write_page
 from scalerl.view.page import page
 from scalerl.view.study import study_results
-from scalerl.view.study_figures import FIGURES
+from scalerl.view.study_figures import STUDY_FIGURES
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 
@@ -57,7 +57,7 @@ def test_text_of_plans_and_logs_is_text(page_file, opened):
 
 
 def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin(results):
-    figure = FIGURES["differences"](results)
+    figure = STUDY_FIGURES["differences"](results)
     drawn = figure.y.ticks
     for points in figure.series:
         for i, row in enumerate(points.y):
@@ -70,7 +70,7 @@ def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin
 
 
 def test_ratios_are_on_a_log_axis_with_1_among_its_labels(results):
-    for option in FIGURES["ratios"](results).choices["Ratio"].values():
+    for option in STUDY_FIGURES["ratios"](results).choices["Ratio"].values():
         assert option.x.scale == "log" and option.x.ticks[1] == "1" and 3 <= len(option.x.ticks) <= 9
         low, high = option.x.limits
         assert all(low < x < high for points in option.series for x in points.x)
@@ -81,30 +81,30 @@ def test_a_very_wide_interval_does_not_compress_the_forest_plot(tmp_path):
     truths = {"scalerl": Truth(), "slow": Truth(efficiency=1.4), "fp32": Truth(), "young": young}
     young = study_results(write_study(tmp_path / "young", truths))
     difference = young.arm("young").comparison.asymptote_difference
-    low, high = FIGURES["differences"](young).x.limits
+    low, high = STUDY_FIGURES["differences"](young).x.limits
     assert difference.high - difference.low > 0.2  # the margin is 0.02
     assert low < difference.mean < high < difference.high
 
 
 def test_the_reference_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(results):
     for name in ("curves", "slopes"):
-        figure = FIGURES[name](results)
+        figure = STUDY_FIGURES[name](results)
         assert list(figure.choices["Arm next to the reference"]) == ["dapo", "slow", "fp32"]
         assert [one.name.partition(":")[0] for one in figure.series if one.legend] == ["scalerl"]
-    chosen = FIGURES["curves"](results).choices["Arm next to the reference"]["slow"].series
+    chosen = STUDY_FIGURES["curves"](results).choices["Arm next to the reference"]["slow"].series
     points = [one for one in chosen if isinstance(one, Points)]
     assert len(points) == 3 and all(len(one.x) == 21 for one in points)
 
 
 def test_the_line_of_an_arm_is_the_mean_of_its_fits(results):
-    line = next(one for one in FIGURES["curves"](results).series if one.name == "dapo")
+    line = next(one for one in STUDY_FIGURES["curves"](results).series if one.name == "dapo")
     at = line.x[-1]
     means = [fit.predict(at).mean[0] for fit in results.arm("dapo").fits]
     assert at == pytest.approx(2e12 * STEPS) and line.y[-1] == pytest.approx(np.mean(means), abs=1e-4)
 
 
 def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(results):
-    shown = FIGURES["slopes"](results)
+    shown = STUDY_FIGURES["slopes"](results)
     (line,) = [one for one in shown.series if isinstance(one, Line) and one.legend]
     slope = math.log(line.y[1] / line.y[0]) / math.log(line.x[1] / line.x[0])
     assert slope == pytest.approx(results.arm("scalerl").efficiency.mean, rel=0.03)
@@ -123,7 +123,7 @@ def test_the_figures_draw_without_console_messages(opened):
     shown = opened.tab.eval_on_selector_all(
         ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length])"
     )
-    assert [name for name, _ in shown] == [f"plot-{name}" for name in FIGURES if name != "frontier"]
+    assert [name for name, _ in shown] == [f"plot-{name}" for name in STUDY_FIGURES if name != "frontier"]
     assert all(paths > 5 for _, paths in shown)
     opened.check_quiet()
 

@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
 from scalerl.scaling import Curve, compare, fit
-from scalerl.scaling.comparison import ceilings
+from scalerl.scaling.comparison import recipe_ceilings
 from scalerl.view.analysis import Slope, analyze, common_unit, sides_of, slope_at
 from scalerl.view.drawing import plot
 from scalerl.view.figure import Points, to_plotly
 from scalerl.view.frozen import asset
 from scalerl.view.outlook import Source, read_sources
-from scalerl.view.page_figures import FIGURES, metric_name, straight, without_level, young_figure
+from scalerl.view.page_figures import FIGURES, metric_name, straight_lines, without_level, young_figure
 from scalerl.view.palette import DARK, LIGHT
 from scalerl.view.papers import COLUMN
 
@@ -174,12 +174,12 @@ def test_points_at_or_above_the_ceiling_or_below_the_start_are_left_out_and_coun
 def test_runs_become_lines_whose_slopes_are_their_b():
     slopes = [slope_at(curve(efficiency=b, seed=i), 0.61, f"run {i}") for i, b in enumerate((1.5, 2.6))]
     for slope, true in zip(slopes, (1.5, 2.6), strict=True):
-        line, points = straight([slope], 1.0, "@s0")
+        line, points = straight_lines([slope], 1.0, "@s0")
         steepness = np.diff(np.log(line.y)) / np.diff(np.log(line.x))
         assert steepness[0] == pytest.approx(slope.efficiency, rel=1e-4) == pytest.approx(true, rel=0.05)
         assert line.name == f"{slope.label}: B = {slope.efficiency:.2f}" and len(points.x) == len(slope.compute)
     # the line of two runs has the geometric mean of their slopes
-    both = straight(slopes, 1.0, "@s0")[0]
+    both = straight_lines(slopes, 1.0, "@s0")[0]
     steepness = np.diff(np.log(both.y)) / np.diff(np.log(both.x))
     assert steepness[0] == pytest.approx(np.sqrt(slopes[0].efficiency * slopes[1].efficiency), rel=1e-4)
 
@@ -203,7 +203,7 @@ def test_the_sides_differ_by_the_reported_difference(comparison):
     assert first.recipe.mean - second.recipe.mean == pytest.approx(difference.mean, abs=0.001)
     assert np.hypot(first.recipe.sd, second.recipe.sd) == pytest.approx(difference.sd, rel=0.2)
     for run, f in zip(first.runs, comparison.sides[0], strict=True):  # the draws that `compare` uses
-        assert run.mean == pytest.approx(ceilings(f).mean(), abs=1e-9)
+        assert run.mean == pytest.approx(recipe_ceilings(f).mean(), abs=1e-9)
     first, second = sides_of(comparison)["efficiency"]
     assert first.recipe.mean / second.recipe.mean == pytest.approx(comparison.efficiency_ratio.mean, rel=0.02)
 

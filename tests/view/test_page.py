@@ -11,7 +11,7 @@ from simulated_runs import write
 
 from scalerl.scaling import Curve
 from scalerl.view.analysis import analyze
-from scalerl.view.figure import Band, Line, Points
+from scalerl.view.figure import Line, Points, ShadedBand
 from scalerl.view.frozen import asset, frozen, write_page
 from scalerl.view.outlook import read_sources
 from scalerl.view.page import page
@@ -112,7 +112,7 @@ def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
 
 def test_a_recipe_has_one_line_and_one_band_and_an_entry_with_its_name(studied):
     series = FIGURES["curves"](studied).series
-    bands = [one for one in series if isinstance(one, Band)]
+    bands = [one for one in series if isinstance(one, ShadedBand)]
     assert [(one.group, one.edges) for one in bands] == [(name, True) for name in studied.comparison.names]
     assert [one.name for one in series if one.legend] == list(studied.comparison.names)
     seeds = [one for one in series if isinstance(one, Line) and one.width == 1]

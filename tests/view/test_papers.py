@@ -16,8 +16,8 @@ from simulated_study import Truth, write_study
 from scalerl.core.errors import ConfigError
 from scalerl.scaling import frontier
 from scalerl.view.analysis import analyze
-from scalerl.view.drawing import draw
-from scalerl.view.figure import Axis, Band, Errors, Figure, Line, Points, Rule, Span, powers_text, to_plotly
+from scalerl.view.drawing import draw_figure
+from scalerl.view.figure import Axis, Errors, Figure, Line, Points, Rule, ShadedBand, Span, powers_text, to_plotly
 from scalerl.view.outlook import Source
 from scalerl.view.page import cell, figures_of, frontier_page, page, study_figures, study_page, table
 from scalerl.view.page_figures import frontier_figure
@@ -93,7 +93,7 @@ def drawn_axes(shown, width=3.25):
 
     figure = Figure(figsize=(width, shown.height * PIXELS or 0.72 * width), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = draw(figure.subplots(), shown)
+    axes = draw_figure(figure.subplots(), shown)
     figure.draw_without_rendering()
     return axes
 
@@ -148,7 +148,7 @@ def test_overlapping_bands_do_not_mix_their_colors():
     """A band in a sixth of #2a5d9f (42, 93, 159) on white: 255 - 0.16 * 213 = 221, 229 and 240."""
     red, green, blue = (round(255 * share) for share in LIGHT.mixed("@s0", 0.16))
     assert (red, green, blue) == (221, 229, 240)
-    bands = [Band(x=[0, 1], low=[0, 0], high=[1, 1], color=color, edges=True) for color in ("@s0", "@s1")]
+    bands = [ShadedBand(x=[0, 1], low=[0, 0], high=[1, 1], color=color, edges=True) for color in ("@s0", "@s1")]
     axes = drawn_axes(Figure(bands))
     faces = [area.get_facecolor()[0] for area in axes.collections]
     assert [face[3] for face in faces] == [1.0, 1.0] and len(axes.lines) == 4
@@ -199,7 +199,7 @@ def test_a_width_that_no_page_has_is_an_error(compared, tmp_path, width):
 
 def test_a_series_of_every_kind_is_drawn():
     series = [
-        Band(x=[1, 2], low=[1, np.nan], high=[2, 3], color="@s0"),
+        ShadedBand(x=[1, 2], low=[1, np.nan], high=[2, 3], color="@s0"),
         Line(x=[1, 2], y=[1.5, 2], color="@s2", dash="dot"),
         Points(x=[1, 2], y=[1.5, 2], color="@s2", symbol=["circle", "circle-open"],
                errors=Errors([0.1, 0.2], "@s2", along="x")),

@@ -26,7 +26,7 @@ from typing import IO, Any
 from scalerl.core.errors import short
 from scalerl.core.files import parse_json
 from scalerl.core.limits import PROGRAM_END_S
-from scalerl.core.plugins import number
+from scalerl.core.plugins import finite_number
 from scalerl.core.printable import encodable
 from scalerl.core.signals import SAFE_PATH
 from scalerl.tasks.agents import launcher
@@ -306,7 +306,7 @@ def read_report(output: str, name: str) -> ProgramEnd:
         except ValueError:
             continue
         rewards = _rewards(values.pop("rewards", ()))
-        numbers = {encodable(str(key)): number(value) for key, value in values.items()}
+        numbers = {encodable(str(key)): finite_number(value) for key, value in values.items()}
         reward = numbers.pop("reward", math.fsum(_values(rewards)) if rewards else None)
         if rewards is None or reward is None or None in numbers.values():
             return ProgramEnd(problem=encodable(f"{name} printed {short(line)}; allowed: {ALLOWED}"))
@@ -320,7 +320,7 @@ def _rewards(given: Any) -> Mapping[int, float] | tuple[float, ...] | None:
     by_id = isinstance(given, dict)
     if not by_id and not isinstance(given, list | tuple):
         return None
-    values = [value for value in map(number, given.values() if by_id else given) if value is not None]
+    values = [value for value in map(finite_number, given.values() if by_id else given) if value is not None]
     places = [int(found[1]) - 1 for found in map(ID.fullmatch, given) if found] if by_id else []
     if len(values) < len(given) or (by_id and len(set(places)) < len(given)):
         return None
