@@ -132,7 +132,7 @@ def backtest(evaluations: int, meter: Meter, place: Path) -> None:
 def plan(arms: int, meter: Meter, place: Path) -> None:
     """A check of the plan of a study, which every look at the study makes."""
     from scalerl.config import LAB
-    from scalerl.study.plan import Arm, Plan, check
+    from scalerl.study.plan import Arm, Plan, checked_plan
 
     rates = [1e-4 * (1 + i / arms) for i in range(arms)]
     made = Plan(
@@ -146,7 +146,7 @@ def plan(arms: int, meter: Meter, place: Path) -> None:
         ),
     )
     with meter.measured():
-        check(made)
+        checked_plan(made)
 
 
 def evaluation(rollouts: int, meter: Meter, place: Path) -> None:

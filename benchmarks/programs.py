@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.placement import Sandbox
-from scalerl.tasks.code import Judge
+from scalerl.tasks.code import ProgramJudge
 from scalerl.tasks.code_answer import with_prompt
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests
 from scalerl.tasks.sandbox.box import BoxEnded, BoxLate
@@ -69,11 +69,11 @@ SWAPS: dict[type, list[type]] = {
 def speed(count: int, workers: int) -> list[dict[str, Any]]:
     rows = []
     for name, (program, tests) in SPEED.items():
-        judges = [Judge(Sandbox()) for _ in range(workers)]
+        judges = [ProgramJudge(Sandbox()) for _ in range(workers)]
         try:
             began, before = time.perf_counter(), os.times()
 
-            def some(judge: Judge, program: str = program, tests: Tests = tests) -> int:
+            def some(judge: ProgramJudge, program: str = program, tests: Tests = tests) -> int:
                 return sum(judge.verdict(program, tests).passed for _ in range(count // workers))
 
             with ThreadPoolExecutor(workers) as threads:
@@ -143,7 +143,7 @@ def constants(node: ast.AST) -> list[Change]:
     return [("value", None, node.value + "x")] if isinstance(node.value, str) else []
 
 
-def arguments_of(judge: Judge, program: str, tests: Checks) -> list[list[Any]]:
+def arguments_of(judge: ProgramJudge, program: str, tests: Checks) -> list[list[Any]]:
     """Return the arguments with which `check` calls a correct program, from the messages between the two sandboxes."""
     seen: list[list[Any]] = []
     checker, box = judge._pool.take(), judge._pool.take()
@@ -166,7 +166,7 @@ def arguments_of(judge: Judge, program: str, tests: Checks) -> list[list[Any]]:
     return seen
 
 
-def results(judge: Judge, program: str, name: str, calls: list[list[Any]]) -> list[bytes]:
+def results(judge: ProgramJudge, program: str, name: str, calls: list[list[Any]]) -> list[bytes]:
     """Return the results of calls of a program as bytes, until the program ends."""
     found: list[bytes] = []
     box = judge._pool.take()
@@ -191,7 +191,7 @@ def humaneval(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    judge = Judge(Sandbox(test_s=3.0))
+    judge = ProgramJudge(Sandbox(test_s=3.0))
     wrong, believed, without, tried = [], [], [], 0
     began = time.perf_counter()
     for row in rows:

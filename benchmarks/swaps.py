@@ -41,7 +41,7 @@ from scalerl.rollouts.served import Submit, Swap
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.client import vllm_client
 from scalerl.rollouts.vllm.nccl import NcclChannel
-from scalerl.rollouts.vllm.server import Server, ServerSpec
+from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
 
 INSIDE = Path(__file__).parents[1] / "tests/rollouts"
 """Directory of gloo_worker.py, which the server loads."""
@@ -83,7 +83,7 @@ def measure(name: str, python: str, directory: Path, weights: str = "directory",
     model.save_pretrained(directory / "model")
     over_nccl, backend = weights == "nccl", "nccl" if weights == "nccl" else "scalerl_directory"
     inside = ("--worker-extension-cls", "gloo_worker.WorkerExtension") if over_nccl else ()
-    server = Server(
+    server = VllmServer(
         ServerSpec(
             str(directory / "model"), 512, 8, directory / "vllm.log", python, dtype="float32", backend=backend,
             extra=("--enforce-eager", *inside),

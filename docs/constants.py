@@ -95,9 +95,9 @@ def trainers() -> Iterator[tuple[str, str, str, str]]:
 
 def sets() -> Iterator[tuple[str, str, str, str]]:
     """Yield the name, the place on the hub, the columns and the number of rows of each public set of prompts."""
-    from scalerl.config.named import NAMED
+    from scalerl.config.named import NAMED_SETS
 
-    for name, found in NAMED.items():
+    for name, found in NAMED_SETS.items():
         place = ", ".join(filter(None, (found.path, found.subset, "" if found.split == "train" else found.split)))
         answer = f"`{found.answer}`" + {"hashes": " after `####`", "boxed": " in `\\boxed{}`"}.get(found.answers, "")
         columns = f"`{found.prompt}`, {answer if found.answer else 'tests'}"

@@ -215,7 +215,7 @@ class Run:
             ConfigError: A record is missing or damaged.
         """
         from scalerl.core.files import open_regular
-        from scalerl.training.rollout_rows import unpacked
+        from scalerl.training.rollout_rows import unpacked_tokens
 
         if not (rows := read_rows(self.path / SAMPLES)):
             return []
@@ -224,7 +224,7 @@ class Run:
                 for row in rows:
                     offset, size = row.pop("record")
                     file.seek(offset)
-                    row |= unpacked(file.read(size))
+                    row |= unpacked_tokens(file.read(size))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{self.path / RECORDS}: a record cannot be read ({error}); restore the file as the run wrote it"

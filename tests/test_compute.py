@@ -10,10 +10,10 @@ from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.policy_learner import batch_flops
 from scalerl.models.cpu import onednn
 from scalerl.models.policy import Policy
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.models.sizes import Attention, ModelSizes, of_config, of_model
 from scalerl.rollouts.engine import Request
-from scalerl.rollouts.vllm.client import Share
+from scalerl.rollouts.vllm.client import LaneShare
 from scalerl.training.progress import Stopwatch
 
 
@@ -66,7 +66,7 @@ def test_a_vllm_sequence_costs_its_prompt_and_every_input_token():
             return self.tokens
 
     sizes = sizes_with(1000.0, 10, (4,), head_params=300.0)
-    lane, sequence = Share("train", 4, sizes), Sequence()
+    lane, sequence = LaneShare("train", 4, sizes), Sequence()
     for before, sequence.tokens in ((0, 2), (2, 5)):
         lane.count(sequence, before)
     # 3 + 5 tokens, of which the last is never fed; 5 predictions; contexts 1 2 3 4 4 4 4
@@ -117,7 +117,7 @@ def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
     tokens, trained = torch.randint(2, 48, (1, 24)), torch.zeros(1, 24, dtype=torch.bool)
     trained[0, 17:22] = True
     with FlopCounterMode(display=False) as counter:
-        logp_N, _ = policy(Rows.padded(tokens, trained, policy.device))
+        logp_N, _ = policy(PolicyRows.padded(tokens, trained, policy.device))
         logp_N.sum().backward()
     sizes = policy.sizes
     assert sizes.head_params == 48 * 32

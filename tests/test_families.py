@@ -15,7 +15,7 @@ from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, check_head, load_policy
 from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.rollouts.local.torch_engine import check_cached_logps
 from scalerl.rollouts.replay import check_current
 from scalerl.training.run_model import check_length
 
@@ -210,7 +210,7 @@ def test_an_architecture_that_fails_in_the_cache_is_refused(monkeypatch):
     policy = Policy(tiny_model("llama"))
     monkeypatch.setattr("scalerl.rollouts.local.torch_engine.SlotCache.update", fail)
     with pytest.raises(ConfigError, match="generation cache"):
-        check_engine(policy)
+        check_cached_logps(policy)
 
 
 def test_sequences_are_limited_to_the_lengths_at_which_log_probabilities_do_not_depend_on_the_batch():

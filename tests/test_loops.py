@@ -17,7 +17,7 @@ from scalerl.models.cpu import loops
 from scalerl.models.cpu.loops import rms_norm
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.rollouts.local.torch_engine import check_cached_logps
 from scalerl.training.resolve import arithmetic, arithmetic_notes
 
 needs_compiler = pytest.mark.skipif(loops.problem() is not None, reason=str(loops.problem()))
@@ -116,7 +116,7 @@ def test_no_loop_converts_nan_to_an_integer(tmp_path):
 
 @needs_compiler
 def test_values_that_are_not_stored_like_the_keys_are_attended_to_by_torch():
-    check_engine(Policy(tiny_model("diffllama")))  # it repeats halves of the values
+    check_cached_logps(Policy(tiny_model("diffllama")))  # it repeats halves of the values
 
 
 @needs_compiler

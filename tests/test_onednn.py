@@ -8,7 +8,7 @@ from tiny_models import tiny_model
 
 from scalerl.models.cpu import onednn
 from scalerl.models.policy import Policy
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 
 PRODUCTS = """
 import torch
@@ -106,7 +106,7 @@ def test_trainers_and_engines_on_different_processors_agree(monkeypatch):
         monkeypatch.setattr(onednn, "used", lambda amd=amd: amd)
         calls.clear()
         policy = Policy(tiny_model("qwen3"))
-        logp_N, _ = policy(Rows.padded(tokens_BT, trained_BT, policy.device))
+        logp_N, _ = policy(PolicyRows.padded(tokens_BT, trained_BT, policy.device))
         logp_N.sum().backward()
         assert bool(calls) == amd
         found.append([logp_N.detach(), *(p.grad for p in policy.model.parameters())])

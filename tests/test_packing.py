@@ -16,8 +16,8 @@ from scalerl.learner.checks import layout_in_use, sampled_tokens
 from scalerl.learner.single import SingleLearner
 from scalerl.models.packing import Segments, can_pack, install, neighbors
 from scalerl.models.policy import Policy
-from scalerl.models.rows import Rows
-from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.models.rows import PolicyRows
+from scalerl.rollouts.local.torch_engine import check_cached_logps
 
 EAGER = ("gemma2-softcap", "gpt-oss")
 """Families whose scores are capped or have sinks."""
@@ -120,7 +120,7 @@ def test_no_mask_of_tokens_x_tokens_is_created(name):
     tokens_BT = torch.randint(0, 48, (2, 300))
     trained_BT = (torch.arange(300) >= 1).expand(2, 300)
     with LargestTensor() as seen:
-        logp_N, _ = policy(Rows.packed(tokens_BT, trained_BT, length_B, policy.device))
+        logp_N, _ = policy(PolicyRows.packed(tokens_BT, trained_BT, length_B, policy.device))
         logp_N.sum().backward()
     assert 600 * 48 <= seen.entries <= 2 * 600 * 48
 
@@ -133,7 +133,7 @@ def test_calls_without_segments_use_the_previous_attention():
         tokens = torch.arange(2, 22)[None]
         with torch.no_grad():
             assert torch.equal(policy.hidden(tokens), plain.hidden(tokens))
-        check_engine(policy, tokens=12)
+        check_cached_logps(policy, tokens=12)
 
 
 def test_auto_packs_if_more_than_a_tenth_would_be_padding():

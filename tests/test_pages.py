@@ -137,9 +137,9 @@ def test_the_table_of_time_limits_has_every_limit_with_its_value_and_only_real_s
 
 
 PAUSES = {
-    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "CONNECTED_S", "DEAD_AFTER_S", "EVERY_S",
-    "FIRST_S", "FULL_S", "GATHER_S", "KEPT_S", "LIFE_S", "LOOK_S", "POLL_S", "REDRAW_S", "REPORT_S",
-    "SEARCH_S", "SLICE_S", "SOON_S", "STREAM_BEAT_S", "WAIT_S", "_LOOK_S",
+    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "CONNECTED_S", "CONNECTIONS_FULL_S", "DEAD_AFTER_S", "EVERY_S",
+    "FIRST_S", "GATHER_S", "KEPT_S", "LIFE_S", "LOOK_AGAIN_S", "LOOK_S", "POLL_S", "PROCESSES_POLL_S", "REDRAW_S",
+    "REPORT_S", "RETRY_WAIT_S", "SEARCH_S", "SESSIONS_FULL_S", "SLICE_S", "SOON_S", "STREAM_BEAT_S", "_LOOK_S",
     "_ORPHANED_S", "_PATIENCE_S", "_SHORTEST_WAIT_S",
 }  # fmt: skip
 """Names of intervals, pauses and ages outside limits.py, and of limits in programs that run without scalerl."""

@@ -69,7 +69,7 @@ def test_a_completion_of_several_blocks_attends_as_one_of_one(window, block, mon
     inputs = [torch.randn(1, heads, 26, 8, requires_grad=True) for heads in (4, 2, 2)]
     weight, results = torch.randn(1, 26, 4, 8), []
     for width in (64, block):
-        monkeypatch.setattr(prefix, "BLOCK", width)
+        monkeypatch.setattr(prefix, "BLOCK_TOKENS", width)
         out = SharedPrompts.of(*layout, CPU).attention(*inputs, 0.3, window)
         results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
     for whole, in_blocks in zip(*results, strict=True):
@@ -79,7 +79,7 @@ def test_a_completion_of_several_blocks_attends_as_one_of_one(window, block, mon
 @pytest.mark.parametrize("window", [None, 100])
 def test_masks_grow_with_the_tokens_not_with_their_square(window, monkeypatch):
     """Two prompts with completions of 512 and 1,024 tokens, blocks of 64: twice the tokens, twice the entries."""
-    monkeypatch.setattr(prefix, "BLOCK", 64)
+    monkeypatch.setattr(prefix, "BLOCK_TOKENS", 64)
     entries = []
     for length in (512, 1024):
         lengths, prompts = torch.tensor([length + 30, length + 20]), torch.tensor([30, 20])

@@ -23,7 +23,7 @@ from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy, load_policy
 from scalerl.models.routing import UNKNOWN, can_record, routers_of, routing_of
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.placement.choices import policy_spec
 from scalerl.training import run_model
 from scalerl.training.run_model import check_sampled
@@ -143,7 +143,7 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
     tensors = collate(groups)
     routing_of(policy).use(tensors.experts_BTLK.flatten(0, 1), replay=True)
     with torch.no_grad():
-        logp_N, _ = policy(Rows.padded(tensors.tokens_BT, tensors.sampled_BT, policy.device))
+        logp_N, _ = policy(PolicyRows.padded(tensors.tokens_BT, tensors.sampled_BT, policy.device))
     assert len(logp_N) > 30 and not routing_of(policy).differs_NL().any()
     torch.testing.assert_close(logp_N, tensors.behavior_BT[tensors.sampled_BT], atol=1e-4, rtol=0)
 

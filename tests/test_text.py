@@ -9,7 +9,7 @@ from scalerl.cli import main
 from scalerl.config.data import CustomTask, PromptFile
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.models.text import TokenText, prompt_tokens
+from scalerl.models.text import TokenText, tokens_of_prompts
 from scalerl.prompts.dataset import task_prompts
 from scalerl.tasks.base import judged_text
 from scalerl.tasks.code_answer import program_of, with_prompt
@@ -159,8 +159,8 @@ def test_no_token_that_the_tokenizer_appends_ends_a_prompt(kind, after, before):
     tokenizer = KINDS[kind](after)
     for prompt in ("what is 1+1? ", "aaaa", "a", "ends <end>", "<end><end>"):
         wanted = [*tokenizer.convert_tokens_to_ids(before), *ids(tokenizer, prompt)]
-        assert list(prompt_tokens(tokenizer, [prompt])) == [wanted]
-    assert next(prompt_tokens(tokenizer, [""]))[-1:] in ([], tokenizer.convert_tokens_to_ids(before[-1:]))
+        assert list(tokens_of_prompts(tokenizer, [prompt])) == [wanted]
+    assert next(tokens_of_prompts(tokenizer, [""]))[-1:] in ([], tokenizer.convert_tokens_to_ids(before[-1:]))
 
 
 def test_a_tokenizer_whose_own_tokens_change_those_of_the_text_gives_no_end_token_either():
@@ -170,7 +170,7 @@ def test_a_tokenizer_whose_own_tokens_change_those_of_the_text_gives_no_end_toke
         def __call__(self, texts, add_special_tokens=True):
             return {"input_ids": [[7, 8, 2, 1] if add_special_tokens else [7, 9] for _ in texts]}
 
-    assert list(prompt_tokens(Odd(), ["x", "y"])) == [[7, 8], [7, 8]]
+    assert list(tokens_of_prompts(Odd(), ["x", "y"])) == [[7, 8], [7, 8]]
 
 
 def test_a_prompt_of_a_run_has_no_end_token(tmp_path):

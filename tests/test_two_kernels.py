@@ -24,8 +24,8 @@ from scalerl.learner.fsdp import ShardedLearner, shard
 from scalerl.learner.single import SingleLearner
 from scalerl.models import packing
 from scalerl.models.policy import Policy, rounding
-from scalerl.models.rows import Rows
-from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.models.rows import PolicyRows
+from scalerl.rollouts.local.torch_engine import check_cached_logps
 from scalerl.rollouts.replay import ReplayMismatch, check_current
 from scalerl.types import Rollout
 
@@ -59,7 +59,7 @@ def packed_by_math(monkeypatch):
 def scored(policy, tokens_BT, kernel):
     trained_BT = (torch.arange(tokens_BT.shape[1]) >= 1).expand_as(tokens_BT)
     with torch.no_grad(), sdpa_kernel(kernel):
-        return policy(Rows.padded(tokens_BT, trained_BT, policy.device))[0]
+        return policy(PolicyRows.padded(tokens_BT, trained_BT, policy.device))[0]
 
 
 def both(policy, tokens_BT):
@@ -132,7 +132,7 @@ def test_the_cache_of_an_engine_passes_with_either_kernel(policy, kernel, monkey
             return plain(tokens_BT)
 
     monkeypatch.setattr(policy, "hidden", hidden)
-    check_engine(policy, tokens=12)
+    check_cached_logps(policy, tokens=12)
 
 
 def rollouts(policy, kernel):

@@ -15,7 +15,7 @@ from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scor
 from scalerl.config.base import build, replace
 from scalerl.config.data import PromptFile, TextTask
 from scalerl.config.length import NoLengthControl
-from scalerl.config.named import NAMED
+from scalerl.config.named import NAMED_SETS
 from scalerl.config.placement import Placement
 from scalerl.config.recipe import SCALERL, Recipe
 from scalerl.config.trust import check_trust
@@ -121,6 +121,9 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
         prompts = [evaluator.prompts_of(task, most) for task in tasks] or evaluator.held_out_of_run(most)
         for task, rows in zip(tasks or config.data, prompts, strict=True):
             samples = arguments.samples or (1 if tasks else config.evaluation.samples_of(task))
+            if isinstance(task, PromptFile):
+                judge = f"the reward {task.reward.function}" if task.reward else f"the task {task.task}"
+                show(f"{task.curve}: judged with {judge}")
             results.append(evaluator.evaluate(task, rows, samples, directory / f"{safe_name(task.curve)}.jsonl"))
             set_saved_note(f"finished suites are in {directory}: {', '.join(result.suite for result in results)}")
             show(*results[-1].lines())
@@ -166,7 +169,12 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     texts = [task for task in base.data if isinstance(task, TextTask)] if base else []
     shown = {name: getattr(texts[0], name) for name in TEXT_FIELDS} if texts else {}
     shown |= {name: value for name in TEXT_FIELDS if (value := getattr(arguments, name, None)) is not None}
-    tasks = [_suite(name, arguments.task, arguments.reward, shown) for name in arguments.suite]
+    own = base.data[0] if base and isinstance(base.data[0], PromptFile) and not base.data[0].set else None
+    judged = {"task": arguments.task, "reward": arguments.reward}
+    if own is not None and judged == {"task": None, "reward": None}:  # files are judged as the run was
+        judged = {"task": own.task, "reward": own.reward}
+    tasks = [_suite(name, {} if is_set(name) and not (arguments.task or arguments.reward) else judged, shown)
+             for name in arguments.suite]  # fmt: skip
     scoring = base.scoring if base else Scoring()
     return build(RunConfig, {"data": tuple(tasks), "scoring": scoring, **shared}, "options"), tasks
 
@@ -185,22 +193,27 @@ def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placeme
     return replace(place, generators=max(1, torch.cuda.device_count() // place.tensor_parallel))
 
 
-def _suite(name: str, task: str | None, reward: str | None, shown: dict[str, Any]) -> PromptFile:
-    """Return the task of a suite or of a file of prompts.
+def is_set(name: str) -> bool:
+    """Return whether a name is that of a suite, or NAME=FILE for a copy of one."""
+    return name.partition("=")[0] in NAMED_SETS
+
+
+def _suite(name: str, judged: dict[str, Any], shown: dict[str, Any]) -> PromptFile:
+    """Return the task of a suite or of a file of prompts; `judged` has its task and its reward.
 
     Raises:
         ConfigError: The name is neither a suite nor a file.
     """
     suite, equals, copy = name.partition("=")
     source: dict[str, Any] = {"path": name}
-    if equals and suite in NAMED:
+    if equals and suite in NAMED_SETS:
         source = {"set": suite, "path": copy}
-    elif name not in NAMED:
+    elif name not in NAMED_SETS:
         if "/" not in name and not Path(name).exists():
             raise ConfigError(
-                f"--suite: got {name!r}{nearest(name, NAMED)}; allowed: a file of prompts, a hub name with a slash, "
-                f"NAME=FILE for a copy of a suite, or one of {', '.join(NAMED)}"
+                f"--suite: got {name!r}{nearest(name, NAMED_SETS)}; allowed: a file of prompts, a hub name with a "
+                f"slash, NAME=FILE for a copy of a suite, or one of {', '.join(NAMED_SETS)}"
             )
         source["name"] = Path(name).name.partition(".")[0]
-    judged = {field: value for field, value in (("task", task), ("reward", reward)) if value is not None}
+    judged = {field: value for field, value in judged.items() if value is not None}
     return build(PromptFile, {**shown, **source, **judged}, "--suite")

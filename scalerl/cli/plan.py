@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import curve_line, curve_prospect
-from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
+from scalerl.cluster.layout import check_divides, check_layout, lay_out, lines, size_line
 from scalerl.cluster.measured import measure
 from scalerl.cluster.plan import (
     RunEstimate,
@@ -98,7 +98,7 @@ def run_plan(words: list[str]) -> int:
         if options.gpus:
             outcomes = best_split(config, speeds, lengths, options.gpus)
         else:
-            check(config, layout)
+            check_layout(config, layout)
             outcomes = [simulate(config, speeds, lengths)]
     _, notes = speeds_of(config, speeds)
     assumed = any("roofline" in note or "assumed" in note for note in notes)

@@ -33,7 +33,7 @@ from scalerl.prompts.files import check_prompt_files
 from scalerl.study.directory import StudyDirectory, equal_runs, take_over
 from scalerl.study.display import StudyDisplay, describe
 from scalerl.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
-from scalerl.study.plan import MOST_SEEDS, Plan, check, read_plan, select, with_rates
+from scalerl.study.plan import MOST_SEEDS, Plan, checked_plan, read_plan, select, with_rates
 from scalerl.study.plans import PLANS
 from scalerl.training.planned import mean_prompt, pool_of
 from scalerl.view.study import best_rates, study_results
@@ -201,7 +201,7 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
         plan = read_option("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
     if options.rates is not None:
         plan = with_rates(plan, best_rates(options.rates))
-    return check(select(plan, options.only) if options.only else plan)
+    return checked_plan(select(plan, options.only) if options.only else plan)
 
 
 def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:

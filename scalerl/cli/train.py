@@ -13,7 +13,7 @@ import tomli_w
 from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import curve_line
-from scalerl.cluster.layout import check, lay_out, lines
+from scalerl.cluster.layout import check_layout, lay_out, lines
 from scalerl.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
 from scalerl.config.base import read_option, replace
 from scalerl.config.overrides import changed_values, preset_of
@@ -127,7 +127,7 @@ def _dry_run(config: RunConfig) -> tuple[RunConfig, list[str]]:
     inputs = planned_inputs(config)
     resolved = resolve(inputs)
     layout = lay_out(resolved.config, inputs.model)
-    check(resolved.config, layout)
+    check_layout(resolved.config, layout)
     about = [*resolved.lines, *lines(resolved.config, layout), curve_line(resolved.config, resolved.pool.held_out)]
     return replace(config, recipe=resolved.config.recipe), [*about, *(inputs.prompts.notes if inputs.prompts else ())]
 

@@ -15,7 +15,7 @@ from scalerl.rollouts.build import EngineSpec, served_engines
 from scalerl.rollouts.engine import EnginePair, ExactEngine
 from scalerl.rollouts.hosted import HostedEngines
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.served import Command, EngineHandle, Report
+from scalerl.rollouts.served import EngineCommand, EngineHandle, Report
 
 REPORT_S = 1.0
 """Seconds after which an actor answers a report even without results, as a heartbeat."""
@@ -53,7 +53,7 @@ class RayHandle(EngineHandle):
             self._remote.receive(start_s + ACTOR_START_SPARE_S, f"its start ({setting})")
             failed.pop_all()
 
-    def post(self, command: Command) -> None:
+    def post(self, command: EngineCommand) -> None:
         """Send a command; return at once."""
         self._remote.tell("post", command)
 

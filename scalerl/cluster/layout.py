@@ -144,7 +144,7 @@ def widest(config: RunConfig) -> int:
     return max(micro_batch_tokens(config), prompt_tokens(config)[1] + config.recipe.length.max_tokens)
 
 
-def check(config: RunConfig, layout: Layout) -> None:
+def check_layout(config: RunConfig, layout: Layout) -> None:
     """Check that the model can be divided and, if the run may use GPUs, that it fits.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.cluster.evaluations import count_of
-from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens
+from scalerl.cluster.layout import check_layout, lay_out, on_gpus, prompt_tokens
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import (
     cache_bytes_per_token,
@@ -455,7 +455,7 @@ def with_layout(
         own = replace(learner, micro_batch_tokens=tokens, gradient_checkpointing=recomputed)
         candidate = replace(config, learner=own)
         try:
-            check(candidate, lay_out(candidate, inputs.model))
+            check_layout(candidate, lay_out(candidate, inputs.model))
         except ConfigError as error:
             problem = problem or error
             continue

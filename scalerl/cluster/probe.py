@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGES = ("scalerl", "torch", "transformers", "ray", "vllm")
-EXTRAS = ("", "train", "cluster")
+CHECKED_EXTRAS = ("", "train", "cluster")
 """Extras of scalerl whose requirements are checked."""
 
 ERROR = {"float32": 1e-3, "bfloat16": 0.1}
@@ -91,7 +91,7 @@ class Probe:
         memories = [gpu_memory(n) for n in gpus]
         seen = tuple(Gpu(one.limit, one.free, one.total) for one in memories)
         installed = {package.name.lower(): package.version for package in importlib.metadata.distributions()}
-        known, advice = versions(installed), ""
+        known, advice = versions_here(installed), ""
         if "driver" in known and not problem:  # otherwise the problem has the advice
             advice = driver_advice(torch.version.cuda, known["driver"])
         bad = [*unsupported(installed), *([advice] if advice else [])]
@@ -220,7 +220,7 @@ class Probe:
             return serve_miniature(config, limit_s, Path(directory))
 
 
-def versions(installed: Mapping[str, str]) -> dict[str, str]:
+def versions_here(installed: Mapping[str, str]) -> dict[str, str]:
     """Return the versions of this process's software; what is not installed is left out."""
     import torch
 
@@ -245,7 +245,7 @@ def unsupported(installed: Mapping[str, str]) -> list[str]:
         f"{need.name} {installed[need.name]}; supported: {need.specifier}; pip install '{need.name}{need.specifier}'"
         for need in needs
         if need.name in installed
-        and (not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in EXTRAS))
+        and (not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in CHECKED_EXTRAS))
         and not need.specifier.contains(installed[need.name], prereleases=True)
     ]
 
@@ -308,14 +308,14 @@ def serve_miniature(config: RunConfig, limit_s: float, directory: Path) -> str:
     from scalerl.rollouts.served import Submit, Swap
     from scalerl.rollouts.vllm.checks import Needs
     from scalerl.rollouts.vllm.client import vllm_client
-    from scalerl.rollouts.vllm.server import Server, ServerSpec
+    from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
 
     place, dtype, began = config.placement, config.hardware.dtype, time.monotonic()
     model, name = miniature(config.model, place.tensor_parallel)
     model.to(_dtype(config)).save_pretrained(directory / "model")
     head = config.recipe.fp32_head and dtype != "float32"
     needs = Needs(VOCABULARY, 512, 16, "scalerl_directory", head)
-    server = Server(
+    server = VllmServer(
         ServerSpec(
             str(directory / "model"), 512, 16, directory / "vllm.log", place.vllm_python or sys.executable,
             dtype=dtype, fp32_head=head, tensor_parallel=place.tensor_parallel, start_s=limit_s,

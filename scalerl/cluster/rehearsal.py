@@ -225,11 +225,13 @@ def architecture(sized: SizedModel) -> Any:
     """
     from transformers import AutoConfig, LlamaConfig, Qwen3Config
 
-    from scalerl.models.loading import ALLOWED, check_config
+    from scalerl.models.loading import ALLOWED_WEIGHTS, check_config
 
     sizes, file = sized.sizes, Path(sized.source)
     if file.name == "config.json":
-        with raising(ConfigError, lambda error: f"model.path: {file} is of no known architecture ({error}); {ALLOWED}"):
+        with raising(
+            ConfigError, lambda error: f"model.path: {file} is of no known architecture ({error}); {ALLOWED_WEIGHTS}"
+        ):
             config = AutoConfig.from_pretrained(file.parent, trust_remote_code=False)
         check_config(config)
         return config

@@ -30,7 +30,7 @@ class ScorerActor:
     def ready(self) -> None:
         """Return when the actor has started."""
 
-    def judge(self, task: str, prompt: Prompt, completions: Sequence[str]) -> Judged:
+    def judge(self, task: str, prompt: Prompt, completions: Sequence[str]) -> ScoredCompletions:
         """Return the scores of one prompt's completions; an actor has several such calls at a time, in threads.
 
         Consumes: one group. Produces: its scores. Waits for: the verifiers. Unblocked by: their timeouts.
@@ -38,7 +38,7 @@ class ScorerActor:
         scorer: Any = copy(self._scorers[task])  # with the counts of this call only
         scorer.timeouts, scorer.failures = 0, CallFailures("")
         pending = scorer.submit(prompt, completions)
-        return Judged(pending.finish(pending.futures), scorer.timeouts, scorer.failures.problems)
+        return ScoredCompletions(pending.finish(pending.futures), scorer.timeouts, scorer.failures.problems)
 
 
 class CallFailures(Failures):
@@ -49,7 +49,7 @@ class CallFailures(Failures):
         self.problems = problems
 
 
-class Judged(NamedTuple):
+class ScoredCompletions(NamedTuple):
     """An actor's result for one prompt's completions.
 
     Example: Judged(scores=[Score(1.0, True), Score(-1.0, False)], timeouts=0, problems=[])
@@ -62,7 +62,7 @@ class Judged(NamedTuple):
     """One message per completion without a reward."""
 
 
-class Sent(NamedTuple):
+class SentGroup(NamedTuple):
     """A group that was sent to an actor.
 
     Example: Sent(number=1, actor=Actor(ScorerActor, 8f3a...), answer=Future())
@@ -109,14 +109,14 @@ class ActorPool:
     def _start(self) -> Any:
         return self._ray.remote(**self._options)(ScorerActor).remote(*self._arguments)
 
-    def send(self, task: str, prompt: Prompt, completions: Sequence[str]) -> Sent:
+    def send(self, task: str, prompt: Prompt, completions: Sequence[str]) -> SentGroup:
         """Send a group to the actor with the fewest groups."""
         number = min(range(len(self._actors)), key=self._under_way.__getitem__)
         self._under_way[number] += 1
         actor = self._actors[number]
-        return Sent(number, actor, actor.judge.remote(task, prompt, completions).future())
+        return SentGroup(number, actor, actor.judge.remote(task, prompt, completions).future())
 
-    def result(self, sent: Sent, task: str, prompt: Prompt, completions: Sequence[str]) -> Judged:
+    def result(self, sent: SentGroup, task: str, prompt: Prompt, completions: Sequence[str]) -> ScoredCompletions:
         """Return the answer to a group; if its actor has died, it is replaced and the group is sent again.
 
         Raises:
@@ -126,7 +126,7 @@ class ActorPool:
         for _ in range(MOST_DEATHS):
             self._under_way[sent.number] -= 1
             try:
-                judged: Judged = sent.answer.result()
+                judged: ScoredCompletions = sent.answer.result()
                 return judged
             except self._ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, Exception) else error from None
@@ -157,7 +157,7 @@ class ActorScorer(Scorer):
         sent = self._pool.send(*group)
         return Pending([sent.answer], lambda futures: self._count(self._pool.result(sent, *group)))
 
-    def _count(self, judged: Judged) -> list[Score]:
+    def _count(self, judged: ScoredCompletions) -> list[Score]:
         self.timeouts += judged.timeouts
         self.failures.count(len(judged.scores), judged.problems)
         return judged.scores

@@ -25,7 +25,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 """At least 1."""
 Natural = Annotated[int, Field(ge=0, le=10**9)]
 """At least 0."""
-Held = Annotated[int, Field(ge=1, le=10**7)]
+ObjectCount = Annotated[int, Field(ge=1, le=10**7)]
 """Counts of objects in memory, such as prompts."""
 Few = Annotated[int, Field(ge=1, le=10**4)]
 """Counts of processes, layers, samples per prompt."""

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import ORDERED, Auto, Count, Few, Fraction, Held, Part, Positive, Seed, Share
-from scalerl.config.named import NAMED, with_named_set
+from scalerl.config.base import ORDERED, Auto, Count, Few, Fraction, ObjectCount, Part, Positive, Seed, Share
+from scalerl.config.named import NAMED_SETS, with_named_set
 from scalerl.config.recipe import Custom
 from scalerl.core.errors import short
 
@@ -28,7 +28,7 @@ class TaskData(Part):
     """Name of the task and of its curve; empty: the kind, or the name of the verifier or reward function."""
     share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Share of the prompts drawn, relative to the other tasks'; 0: only evaluated, never trained on."""
-    held_out: Auto | Held | Literal["all"] = "auto"
+    held_out: Auto | ObjectCount | Literal["all"] = "auto"
     """Number of held-out prompts; auto: evaluation.prompts; all: every prompt, for a task with share 0."""
     samples: Auto | Few = "auto"
     """k: samples per held-out prompt; auto: evaluation.samples."""
@@ -47,7 +47,7 @@ class TaskData(Part):
 class GeneratedTask(TaskData):
     """A task of the embedded lab, whose prompts are generated; some reference answers are wrong on purpose."""
 
-    prompts: Held = 4096
+    prompts: ObjectCount = 4096
     """Size of the training pool."""
     label_noise: Share = 0.12
     """Share of prompts with a wrong reference answer, in training and held-out; it sets the ceiling."""
@@ -191,7 +191,7 @@ class ReasoningGymTask(TextTask):
     """Name in reasoning-gym, such as chain_sum."""
     parameters: dict[str, Any] = Field(default={})
     """Parameters of the data set, such as {min_terms = 2, max_terms = 4}."""
-    prompts: Held = 4096
+    prompts: ObjectCount = 4096
     """Size of the training pool."""
     seed: Seed = 0
     """Seed of the prompts, separate from the run's seed, so that runs share one task."""
@@ -270,7 +270,7 @@ class EnvironmentTask(RepliedTask, ServedTask):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the environment's `load_environment`; with verifiers 0.4, the table [env], such as
     {taskset = {difficulty = "easy"}}."""
-    prompts: Held | Literal["all"] = "all"
+    prompts: ObjectCount | Literal["all"] = "all"
     """Size of the training pool, with verifiers 0.4; all: all tasks, except those of evaluations."""
     pass_reward: float = 1.0
     """Smallest reward of the rubric that counts as passed in the pass rate and the curve."""
@@ -290,7 +290,7 @@ class CustomTask(RepliedTask):
     """`package.module:Class`, importable where the run starts; constructed with `params`, once per process."""
     params: dict[str, Any] = Field(default={})
     """Keyword arguments of the class."""
-    prompts: Held = 4096
+    prompts: ObjectCount = 4096
     """Size of the training pool."""
     pass_score: Fraction = 1.0
     """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
@@ -384,7 +384,7 @@ def suite_tables(suites: Any) -> list[dict[str, Any]]:
             raise ValueError(f"suites: got {short(suite)}; allowed: the name of a suite, a file, or a table")
         table = {"path": suite} if isinstance(suite, str) else dict(suite)
         path = str(table.get("path", ""))
-        if path not in NAMED and "name" not in table and "set" not in table:
+        if path not in NAMED_SETS and "name" not in table and "set" not in table:
             table["name"] = path.rpartition("/")[2].partition(".")[0]
         tables.append({**table, "kind": "file", "share": 0.0, "held_out": "all"})
     return tables

@@ -33,7 +33,7 @@ class MLflowLogger(Part):
 
 
 AnyLogger = Annotated[TensorBoardLogger | WandbLogger | MLflowLogger | Custom, Field(discriminator="kind")]
-KINDS = ("tensorboard", "wandb", "mlflow")
+LOGGER_KINDS = ("tensorboard", "wandb", "mlflow")
 
 
 def listed_loggers(value: Any) -> Any:
@@ -47,7 +47,7 @@ def listed_loggers(value: Any) -> Any:
     """
     loggers = tuple({"kind": choice} if isinstance(choice, str) else choice for choice in as_list(value))
     kinds = [kind_of(table) for table in loggers]
-    double = [kind for kind in KINDS if kinds.count(kind) > 1]
+    double = [kind for kind in LOGGER_KINDS if kinds.count(kind) > 1]
     if double:
         raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; give each logger once")
     return loggers

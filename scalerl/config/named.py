@@ -40,7 +40,7 @@ class NamedSet(NamedTuple):
     """Whether it is an evaluation suite, for `suites = ["aime-24"]`."""
 
 
-NAMED: dict[str, NamedSet] = {
+NAMED_SETS: dict[str, NamedSet] = {
     "polaris": NamedSet("POLARIS-Project/Polaris-Dataset-53K", size=53_291),
     "dapo-math-17k": NamedSet(
         "BytedTsinghua-SIA/DAPO-Math-17k", prompt="prompt", answer="reward_model.ground_truth", size=17_398
@@ -82,16 +82,16 @@ def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: `set` is not the name of a set.
     """
     out, path = dict(values), values.get("path")
-    name = out.get("set") or (path if isinstance(path, str) and path in NAMED else None)
+    name = out.get("set") or (path if isinstance(path, str) and path in NAMED_SETS else None)
     if not name or not isinstance(name, str):
         return out
-    if name not in NAMED:
+    if name not in NAMED_SETS:
         from scalerl.core.errors import nearest, short
 
-        raise ValueError(f"set: got {short(name)}{nearest(name, NAMED)}; allowed: {', '.join(NAMED)}")
+        raise ValueError(f"set: got {short(name)}{nearest(name, NAMED_SETS)}; allowed: {', '.join(NAMED_SETS)}")
     if path == name:
         del out["path"]
-    named_set, columns_of_user = NAMED[name], out.get("columns", {})
+    named_set, columns_of_user = NAMED_SETS[name], out.get("columns", {})
     filled = {key: getattr(named_set, key) for key in ("path", "subset", "split", "answers", "task")}
     columns_of_set = {"prompt": named_set.prompt} | ({"answer": named_set.answer} if named_set.answer else {})
     columns = {**columns_of_set, **columns_of_user} if isinstance(columns_of_user, Mapping) else columns_of_user

@@ -18,7 +18,7 @@ from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.files import read_bytes, trouble
 from scalerl.core.serialization import leaves
 
-LARGEST = 1 << 20
+LARGEST_FILE_BYTES = 1 << 20
 """Largest configuration file in bytes; reading a larger one and listing its errors would take minutes."""
 
 ALIASES = {
@@ -253,7 +253,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         ConfigError: It cannot be read, or is not TOML.
     """
     try:
-        return parse_toml(read_bytes(file, LARGEST), str(file))
+        return parse_toml(read_bytes(file, LARGEST_FILE_BYTES), str(file))
     except OSError as error:
         raise ConfigError(trouble(error)) from None
 

@@ -417,7 +417,7 @@ def named_recipes() -> dict[str, Recipe]:
     return {**variants, **{recipe.name: recipe for recipe in variants.values()}, **RECIPES}
 
 
-SIZES = ("prompts_per_step", "generations_per_prompt", "length", "temperature", "top_p", "optimizer")
+RECIPE_SIZES = ("prompts_per_step", "generations_per_prompt", "length", "temperature", "top_p", "optimizer")
 """Fields of a recipe that depend on the model and the data; the others are its components."""
 
 
@@ -427,7 +427,7 @@ def adopt(recipe: Recipe, base: Recipe) -> Recipe:
     The prompts per step keep their ratio to ScaleRL's (80 to 48 for DAPO), and the kind of length control stays.
     """
     prompts = max(1, round(base.prompts_per_step * recipe.prompts_per_step / SCALERL.prompts_per_step))
-    sizes = {name: getattr(base, name) for name in SIZES} | {"prompts_per_step": prompts}
+    sizes = {name: getattr(base, name) for name in RECIPE_SIZES} | {"prompts_per_step": prompts}
     if isinstance(recipe.length, LengthPenalty) and not isinstance(base.length, LengthPenalty):
         sizes["length"] = as_penalty(base.length)
     return replace(recipe, **sizes)

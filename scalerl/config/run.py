@@ -16,8 +16,8 @@ from scalerl.config.base import (
     Count,
     Few,
     Fraction,
-    Held,
     Natural,
+    ObjectCount,
     Part,
     Positive,
     Seconds,
@@ -39,7 +39,7 @@ from scalerl.config.data import (
 )
 from scalerl.config.loggers import Loggers
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
-from scalerl.config.named import NAMED
+from scalerl.config.named import NAMED_SETS
 from scalerl.config.placement import Hardware, Placement, Sandbox
 from scalerl.config.recipe import SCALERL, Recipe
 
@@ -54,7 +54,7 @@ class Evaluation(Part):
 
     every: Count = 100
     """Training steps between evaluations."""
-    prompts: Auto | Held = 1000
+    prompts: Auto | ObjectCount = 1000
     """Held-out prompts of each task, chosen by a hash of their content and never trained on. auto: a fifth of the
     task's prompts, at most 200."""
     samples: Few = 16
@@ -75,7 +75,9 @@ class Evaluation(Part):
         """Return the held-out prompts of a task with `prompts` in all; for "all", the set's documented size."""
         if isinstance(task.held_out, int):
             return task.held_out
-        documented_size = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
+        documented_size = (
+            NAMED_SETS[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
+        )
         return documented_size or (self.prompts if self.prompts != "auto" else max(1, min(AUTO_PROMPTS, prompts // 5)))
 
     def samples_of(self, task: TaskData) -> int:

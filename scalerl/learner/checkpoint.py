@@ -25,10 +25,10 @@ from scalerl.core.files import as_umask, next_directory, read_json, sync, write_
 from scalerl.core.manifest import seal, stamp
 from scalerl.types import Prompt
 
-FORMAT = 5
+TRAINER_FORMAT = 5
 """Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
 
-WRITTEN = ".written"
+WRITTEN_NAME = ".written"
 """File that marks a run which has had a checkpoint; it contains the step of the last one."""
 
 
@@ -150,7 +150,7 @@ class CheckpointStore:
             final.rename(replaced)
         temporary.rename(final)
         shutil.rmtree(replaced, ignore_errors=True)
-        write_whole(self.directory / WRITTEN, f"{step}\n")  # a new file: a study may share the old one
+        write_whole(self.directory / WRITTEN_NAME, f"{step}\n")  # a new file: a study may share the old one
         sync(self.directory)
         best = best_step(self.steps(), rates or {})
         for old in self.steps()[: -self._keep]:
@@ -183,13 +183,13 @@ class CheckpointStore:
         written = max([self._last_written(), *self.steps()])
         for later in reversed([saved for saved in self.steps() if saved > step]):
             self.remove(later)
-        write_whole(self.directory / WRITTEN, f"{step}\n")  # a new file: a study may share the old one
+        write_whole(self.directory / WRITTEN_NAME, f"{step}\n")  # a new file: a study may share the old one
         sync(self.directory)
         return written > step
 
     def _last_written(self) -> int:
         with suppress(OSError, ValueError):  # a kill may leave it empty
-            return int((self.directory / WRITTEN).read_text(encoding="utf-8"))
+            return int((self.directory / WRITTEN_NAME).read_text(encoding="utf-8"))
         return 0
 
     def steps(self) -> list[int]:

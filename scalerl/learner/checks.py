@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.loading import ALLOWED
+from scalerl.models.loading import ALLOWED_WEIGHTS
 from scalerl.models.packing import can_pack, install, observed_layers
 from scalerl.models.policy import Policy, layers_of, rounding, wrap_layers
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 
 Packing = Literal["auto", "padded", "packed", "shared"]
 
@@ -48,7 +48,7 @@ def sampled_tokens(policy: Policy) -> Tensor:
     start = first if isinstance(first, int) and 0 <= first < policy.vocab_size else 1 % policy.vocab_size
     tokens_BT = torch.full((rows, 1), start)
     for uniforms_B in uniforms_BT[:, 1:].T:
-        drawn_B, _ = policy(Rows.ends(tokens_BT, policy.device), uniforms_n=uniforms_B.to(policy.device))
+        drawn_B, _ = policy(PolicyRows.ends(tokens_BT, policy.device), uniforms_n=uniforms_B.to(policy.device))
         if is_sharded(policy):
             dist.broadcast(drawn_B, src=0)
         tokens_BT = torch.cat([tokens_BT, drawn_B.cpu()[:, None]], dim=1)
@@ -75,23 +75,23 @@ def check_update(policy: Policy, packed: bool, tokens_BT: Tensor) -> None:
     """
     trained_BT, length_B = torch.ones(tokens_BT.shape, dtype=torch.bool), torch.full((len(tokens_BT),), SAMPLED[1])
     trained_BT[:, 0] = False
-    plain, name = Rows.padded(tokens_BT, trained_BT, policy.device), type(policy.model).__name__
+    plain, name = PolicyRows.padded(tokens_BT, trained_BT, policy.device), type(policy.model).__name__
     with torch.no_grad():
         expected_N, _ = policy(plain)
     reshard(policy)
-    for rows in (plain, *([Rows.packed(tokens_BT, trained_BT, length_B, policy.device)] if packed else ())):
+    for rows in (plain, *([PolicyRows.packed(tokens_BT, trained_BT, length_B, policy.device)] if packed else ())):
         try:
             found_N, _ = policy(rows)
             found_N.sum().backward()
         except RuntimeError as error:  # raised by the code of the architecture
             reason = str(error).strip().split("\n")[0]
-            raise ConfigError(f"model.path: an update of {name} fails ({reason}); {ALLOWED}") from error
+            raise ConfigError(f"model.path: an update of {name} fails ({reason}); {ALLOWED_WEIGHTS}") from error
         policy.zero_grad(set_to_none=True)
         mean, allowed = mean_difference(found_N, expected_N), rounding(policy.dtype)
         if not mean <= allowed:
             raise ConfigError(
                 f"model.path: {name} computes other log-probabilities in an update than in evaluation (mean difference "
-                f"{mean:.2g}, allowed {allowed:g}), for example because of dropout or router noise; {ALLOWED}"
+                f"{mean:.2g}, allowed {allowed:g}), for example because of dropout or router noise; {ALLOWED_WEIGHTS}"
             )
 
 
@@ -140,7 +140,7 @@ def _compile(policy: Policy, tokens_BT: Tensor, recompute: bool) -> str:
     try:
         wrap_layers(policy.model, recompute=recompute, compiling=True)
         policy.rule = replace(policy.rule, compiled=True)
-        policy(Rows.packed(tokens_BT, trained_BT, length_B, policy.device))[0].square().sum().backward()
+        policy(PolicyRows.packed(tokens_BT, trained_BT, length_B, policy.device))[0].square().sum().backward()
     except (RuntimeError, OSError) as error:  # raised by torch's compiler, Triton or the C compiler that it calls
         cause = getattr(error, "inner_exception", error)
         reason = f"torch.compile fails ({(str(cause).strip() or type(cause).__name__).splitlines()[0]})"
@@ -220,10 +220,10 @@ def packing_difference(policy: Policy, tokens_BT: Tensor) -> float:
     length_B, prompt_length_B, prompt_B = torch.tensor([12, 10, 7]), torch.tensor([4, 4, 1]), torch.tensor([0, 0, 1])
     at_T = torch.arange(tokens_BT.shape[1])
     inputs = (tokens_BT, (at_T >= 1) & (at_T < length_B[:, None]))
-    padded_N, _ = policy(Rows.padded(*inputs, policy.device))
+    padded_N, _ = policy(PolicyRows.padded(*inputs, policy.device))
     with observed_layers() as layers:
-        packed_N, _ = policy(Rows.packed(*inputs, length_B, policy.device))
-        shared_N, _ = policy(Rows.shared(*inputs, length_B, prompt_length_B, prompt_B, policy.device))
+        packed_N, _ = policy(PolicyRows.packed(*inputs, length_B, policy.device))
+        shared_N, _ = policy(PolicyRows.shared(*inputs, length_B, prompt_length_B, prompt_B, policy.device))
     reshard(policy)
     policy.varlen = all(varlen for _, varlen in layers)
     if [window for window, _ in layers] != 2 * [attention.window for attention in policy.sizes.attention]:

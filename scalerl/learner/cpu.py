@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 AHEAD = 2
 """Number of results per helper that may wait for their turn; each is as large as the gradient."""
 
-MOST = 3
+MOST_HELPERS = 3
 """Maximum number of helpers for `auto`; each holds the activations of a micro-batch and gradients."""
 
 
@@ -33,7 +33,7 @@ def helpers_of(hardware: Hardware) -> int:
     """Return the number of helper threads: the configured number, or as many as there are cores for."""
     if hardware.trainer_helpers != "auto":
         return hardware.trainer_helpers
-    return max(0, min(MOST, (os.cpu_count() or 1) // chosen(hardware.trainer_threads) - 1))
+    return max(0, min(MOST_HELPERS, (os.cpu_count() or 1) // chosen(hardware.trainer_threads) - 1))
 
 
 class Helpers:

@@ -34,13 +34,13 @@ from scalerl.learner.base import LearnerSpec, PromptedRollout
 from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.checks import mean_difference, reshard, sampled_tokens
 from scalerl.learner.experts import experts_of, mesh_of, spread
-from scalerl.learner.metrics import TokenMeter, TokenSums, packed, unpacked
+from scalerl.learner.metrics import TokenMeter, TokenSums, packed_values, summed_values
 from scalerl.learner.policy_learner import MOMENTS, Pass, PolicyLearner, by_mesh
 from scalerl.learner.sharded_checkpoint import read_shards, save_shards, stored_tensors
 from scalerl.models.loading import save_model
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, decoder_layers, rounding
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.models.weights import plain_model
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights import WeightChannel
@@ -203,10 +203,10 @@ class ShardedLearner(PolicyLearner):
 
 def _over_ranks(meter: TokenMeter, device: torch.device) -> TokenSums:
     """Return the sums over all ranks, added in the order of the ranks."""
-    sums = packed(asdict(meter.read()), device)
+    sums = packed_values(asdict(meter.read()), device)
     parts = [torch.empty_like(sums) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, sums)
-    return unpacked(parts)
+    return summed_values(parts)
 
 
 def balanced_split(length_B: Tensor, rows: Tensor, ranks: int) -> list[Tensor]:
@@ -366,11 +366,11 @@ def _check_sharded(policy: Policy, source: Policy | None, device: torch.device) 
     """Compare log-probabilities with those of the full model, at tokens that the sharded one samples."""
     tokens_BT = sampled_tokens(policy)
     trained_BT = (torch.arange(tokens_BT.shape[1]) >= 1).expand_as(tokens_BT)
-    found_N, _ = policy(Rows.padded(tokens_BT, trained_BT, device))
+    found_N, _ = policy(PolicyRows.padded(tokens_BT, trained_BT, device))
     reshard(policy)
     expected_N = torch.empty_like(found_N)
     if source is not None:
-        expected_N = source(Rows.padded(tokens_BT, trained_BT, torch.device("cpu")))[0].to(device)
+        expected_N = source(PolicyRows.padded(tokens_BT, trained_BT, torch.device("cpu")))[0].to(device)
     dist.broadcast(expected_N, src=0)
     error = torch.tensor(mean_difference(found_N, expected_N), device=device)
     dist.all_reduce(error, op=dist.ReduceOp.MAX)

@@ -125,7 +125,7 @@ OVER_PARTS: dict[str, Callable[[Sequence[float]], float]] = {
 """How the value over several parts is made from theirs."""
 
 
-def packed(values: Mapping[str, Tensor | float], device: torch.device) -> Tensor:
+def packed_values(values: Mapping[str, Tensor | float], device: torch.device) -> Tensor:
     """Return one float64 tensor on a device of values by name; the host does not wait. Sums without a value are 0."""
     assert values.keys() <= set(NAMES), values.keys() - set(NAMES)
     out = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
@@ -136,8 +136,8 @@ def packed(values: Mapping[str, Tensor | float], device: torch.device) -> Tensor
     return out
 
 
-def unpacked(parts: Sequence[Tensor]) -> TokenSums:
-    """Wait for the device and return the sums over parts that `packed` made."""
+def summed_values(parts: Sequence[Tensor]) -> TokenSums:
+    """Wait for the device and return the sums over parts that `packed_values` made."""
     rows = torch.stack(list(parts)).tolist() if parts else []
     return TokenSums.of([TokenSums(**dict(zip(NAMES, row, strict=True))) for row in rows])
 
@@ -147,7 +147,7 @@ class TokenMeter:
     """The sums of micro-batches, which stay on the device until they are read together."""
 
     parts: list[Tensor] = field(default_factory=list)
-    """One tensor of `packed` for each micro-batch."""
+    """One tensor of `packed_values` for each micro-batch."""
 
     def add(
         self,
@@ -195,8 +195,8 @@ class TokenMeter:
             values |= {"routed": differs_nL.numel(), "rerouted": differs_nL.sum()}
         if kl_n is not None:
             values |= {"referenced": len(kl_n), "kl": kl_n.sum()}
-        self.parts.append(packed(values, loss.device))
+        self.parts.append(packed_values(values, loss.device))
 
     def read(self) -> TokenSums:
         """Wait for the device and return the sums."""
-        return unpacked(self.parts)
+        return summed_values(self.parts)

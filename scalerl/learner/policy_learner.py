@@ -25,11 +25,11 @@ from scalerl.learner.checks import Packing, check_update, layout_in_use, sampled
 from scalerl.learner.cpu import HeapTrim
 from scalerl.learner.metrics import StepStats, TokenMeter, TokenSums
 from scalerl.learner.reference import Reference
-from scalerl.models.build import Sent, sent_weights
+from scalerl.models.build import SentWeights, sent_weights
 from scalerl.models.packing import upload
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
 
@@ -76,7 +76,7 @@ class PolicyLearner:
         gradient_checkpointing: bool = False,
         compile: Literal["auto"] | bool = False,
         packing: Packing = "padded",
-        sent: Sent = "model",
+        sent: SentWeights = "model",
     ) -> None:
         """Take over a policy, whose weights are trained in place.
 
@@ -227,7 +227,7 @@ class PolicyLearner:
         """Return a weight as a whole, in the type of the forward pass."""
         return weight.detach()
 
-    def _inputs(self, batch: TrainBatch, part: MicroBatch, packed: bool, shared: bool) -> Rows:
+    def _inputs(self, batch: TrainBatch, part: MicroBatch, packed: bool, shared: bool) -> PolicyRows:
         """Return the inputs of a pass; the arguments are the fields of `Pass`."""
         rows, width = part
         rollouts, device = batch.rollouts, self.policy.device
@@ -235,11 +235,11 @@ class PolicyLearner:
         tokens_bt, trained_bt = rollouts.tokens_BT[rows, :width], batch.trained_BT[rows, :width]
         if shared:
             of_prompt = (rollouts.prompt_length_B[rows], rollouts.shared_B[rows])
-            inputs = Rows.shared(tokens_bt, trained_bt, length_b, *of_prompt, device)
+            inputs = PolicyRows.shared(tokens_bt, trained_bt, length_b, *of_prompt, device)
         elif packed:
-            inputs = Rows.packed(tokens_bt, trained_bt, length_b, device)
+            inputs = PolicyRows.packed(tokens_bt, trained_bt, length_b, device)
         else:
-            inputs = Rows.padded(tokens_bt, trained_bt, device)
+            inputs = PolicyRows.padded(tokens_bt, trained_bt, device)
         if rollouts.nucleus is not None:
             place_bt = rows[:, None] * rollouts.tokens_BT.shape[1] + torch.arange(width)
             inputs = inputs.with_nucleus(rollouts.nucleus, place_bt[trained_bt])

@@ -38,7 +38,7 @@ from scalerl.core.files import sync
 from scalerl.core.manifest import stamp
 from scalerl.learner.checkpoint import load_plain
 
-NAME = "learner"
+LEARNER_NAME = "learner"
 """Directory inside a checkpoint, or the name of the files of one process."""
 
 
@@ -51,7 +51,7 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         directory: Directory of the checkpoint, on a file system that all ranks share.
         tensors: Tensors by name: sharded ones, and plain ones that are equal on all ranks.
     """
-    path = directory / NAME
+    path = directory / LEARNER_NAME
     path.mkdir(exist_ok=True)
     save(dict(tensors), storage_writer=FileSystemWriter(path, sync_files=True))
     for file in path.glob(f"__{dist.get_rank()}_*.distcp"):
@@ -64,7 +64,7 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def reader_of(directory: Path) -> FileSystemReader:
     """Return the reader for the learner's part of a checkpoint, which ranks or one process have written."""
-    path = directory / NAME
+    path = directory / LEARNER_NAME
     return PlainReader(path) if path.is_dir() else WholeReader(directory)
 
 
@@ -102,11 +102,11 @@ class WholeReader(FileSystemReader):
         """Use a checkpoint's directory."""
         super().__init__(directory)
         self._directory = directory
-        entries: dict[str, dict[str, str]] = load_plain(directory, NAME)
+        entries: dict[str, dict[str, str]] = load_plain(directory, LEARNER_NAME)
         self._places = {key: entry["__tensor__"] for key, entry in entries.items()}
 
     def _opened(self) -> Any:
-        return safe_open(self._directory / f"{NAME}.safetensors", framework="pt")
+        return safe_open(self._directory / f"{LEARNER_NAME}.safetensors", framework="pt")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return sizes and types, which are at the beginning of the file."""

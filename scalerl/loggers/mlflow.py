@@ -19,13 +19,13 @@ from mlflow.tracking import MlflowClient
 from scalerl.core.serialization import flat
 from scalerl.loggers.base import LoggedRun
 
-LONGEST = 500
+LONGEST_PARAMETER = 500
 """Length to which parameters are cut, in characters; the limit of old versions of MLflow."""
 
 AT_ONCE = 100
 """Number of parameters per request; MLflow's limit."""
 
-MOST = 1000
+MOST_METRICS = 1000
 """Number of metrics per request; MLflow's limit."""
 
 EVERY_S = 5.0
@@ -56,7 +56,7 @@ class Tracker:
         existing = self._client.get_experiment_by_name(self._experiment)
         experiment = existing.experiment_id if existing else self._client.create_experiment(self._experiment)
         self._id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
-        params = [Param(_name(key), str(value)[:LONGEST]) for key, value in flat(config).items()]
+        params = [Param(_name(key), str(value)[:LONGEST_PARAMETER]) for key, value in flat(config).items()]
         for first in range(0, len(params), AT_ONCE):
             self._client.log_batch(self._id, params=params[first : first + AT_ONCE])
         return self._id
@@ -64,7 +64,7 @@ class Tracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log metrics. Several steps share a request, because one request per step takes three times the CPU time."""
         now = int(1000 * time.time())
-        if len(self._waiting) + len(metrics) > MOST or time.monotonic() > self._sent + EVERY_S:
+        if len(self._waiting) + len(metrics) > MOST_METRICS or time.monotonic() > self._sent + EVERY_S:
             self._send()
         self._waiting += [Metric(_name(key), value, now, step) for key, value in metrics.items()]
 
@@ -81,8 +81,8 @@ class Tracker:
     def _send(self) -> None:
         waiting, self._waiting, self._sent = self._waiting, [], time.monotonic()
         with _no_collection():
-            for first in range(0, len(waiting), MOST):
-                self._client.log_batch(self._id, metrics=waiting[first : first + MOST])
+            for first in range(0, len(waiting), MOST_METRICS):
+                self._client.log_batch(self._id, metrics=waiting[first : first + MOST_METRICS])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from scalerl.core.errors import outcome
 from scalerl.core.files import read_json, write_whole
 
-MOST = 1000
+MOST_JOBS = 1000
 """Maximum number of waiting jobs; further jobs are dropped and counted."""
 
 
@@ -30,7 +30,7 @@ class Worker:
         """Number of jobs that raised an error."""
         self._news: list[str] = []
         self._dead = False
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST)
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(MOST_JOBS)
         self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
         self._thread.start()
 
@@ -41,7 +41,7 @@ class Worker:
         except queue.Full:
             self.dropped += 1
             if self.dropped == 1:
-                words = f"{MOST} rows are waiting, and further rows are dropped; the run continues"
+                words = f"{MOST_JOBS} rows are waiting, and further rows are dropped; the run continues"
                 self._news.append(f"{self.name} is too slow: {words}")
 
     def give_up(self) -> None:
@@ -89,7 +89,7 @@ class Worker:
                     self._news.append(f"{self.name}: {type(error).__name__}: {str(error)[:300]}; {words}")
 
 
-NAME = "loggers.json"
+STATE_NAME = "loggers.json"
 
 
 class Record:
@@ -100,7 +100,7 @@ class Record:
 
     def __init__(self, directory: Path) -> None:
         """Read the file of a run directory; a missing or unreadable file counts as empty."""
-        self._path = directory / NAME
+        self._path = directory / STATE_NAME
         self._lock = threading.Lock()
         try:
             content = read_json(self._path)

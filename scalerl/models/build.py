@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # torch, which loads when a policy does
 
     from scalerl.models.policy import Policy
 
-Sent = Literal["model", "checkpoint", "adapters"]
+SentWeights = Literal["model", "checkpoint", "adapters"]
 """What engines get: all weights by the names of the model, or by those of a checkpoint on disk; or adapters only."""
 
 
@@ -37,7 +37,7 @@ class PolicySpec:
     """Adapters that are trained in place of the weights."""
     seed: int
     """Seed of the adapters' first values."""
-    sent: Sent
+    sent: SentWeights
     """What engines get."""
 
     def load(self, device: str) -> Policy:
@@ -67,7 +67,7 @@ class PolicySpec:
 
 
 def sent_weights(
-    policy: Policy, sent: Sent, gather: Callable[[Tensor], Tensor] = lambda weight: weight.detach()
+    policy: Policy, sent: SentWeights, gather: Callable[[Tensor], Tensor] = lambda weight: weight.detach()
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that engines get, by the names that they expect, in a fixed order.
 

@@ -21,7 +21,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-ALLOWED = "allowed: a model directory with config.json and safetensors, or a hub name OWNER/NAME"
+ALLOWED_MODELS = "allowed: a model directory with config.json and safetensors, or a hub name OWNER/NAME"
 
 
 def check_model_files(path: str, *, weights: bool = True) -> None:
@@ -39,19 +39,21 @@ def check_model_files(path: str, *, weights: bool = True) -> None:
     elif os.path.exists(path):
         _refuse_file(Path(path))
     elif not HUB_NAME.fullmatch(path) or len(path) > 200:
-        raise ConfigError(f"model.path: got {path[:200]!r}; there is no such directory; {ALLOWED}")
+        raise ConfigError(f"model.path: got {path[:200]!r}; there is no such directory; {ALLOWED_MODELS}")
 
 
 def _refuse_file(file: Path) -> None:
     if file.suffix in PICKLES:
-        raise ConfigError(f"model.path: {file} is a pickle, which is not read because it can run any code; {CONVERT}")
+        raise ConfigError(
+            f"model.path: {file} is a pickle, which is not read because it can run any code; {CONVERT_FORMAT}"
+        )
     if file.suffix.lower() == ".gguf":
         raise ConfigError(f"model.path: {file} is a GGUF file; convert it to a directory first (docs/models.md)")
     what = "one file of a model" if file.suffix == ".safetensors" else "a file"
     raise ConfigError(f"model.path: {file} is {what}; give the directory that holds config.json and the weights")
 
 
-CONVERT = (
+CONVERT_FORMAT = (
     'convert it to safetensors if you trust its source: python -c "from transformers import AutoModelForCausalLM as '
     "M; M.from_pretrained('OLD', use_safetensors=False).save_pretrained('NEW')\", and copy the tokenizer's files"
 )
@@ -68,7 +70,7 @@ def _check_directory(directory: Path, weights: bool) -> None:
         )
     if not (directory / "config.json").exists():
         inside = next((name for name in ("model", "") if (directory / name / "config.json").exists()), None)
-        hint = f"give {directory / inside}" if inside else ALLOWED
+        hint = f"give {directory / inside}" if inside else ALLOWED_MODELS
         raise ConfigError(f"model.path: {directory} has no config.json; {hint}")
     read_model_config(directory / "config.json")
     if weights:
@@ -136,9 +138,9 @@ def _check_weights(directory: Path) -> None:
     if pickles:
         raise ConfigError(
             f"model.path: {directory} has its weights in {pickles[0]}, a pickle, which is not read because it can run "
-            f"any code; {CONVERT}"
+            f"any code; {CONVERT_FORMAT}"
         )
-    raise ConfigError(f"model.path: {directory} has no weights ({SINGLE}, or {INDEX} with its parts); {ALLOWED}")
+    raise ConfigError(f"model.path: {directory} has no weights ({SINGLE}, or {INDEX} with its parts); {ALLOWED_MODELS}")
 
 
 def _check_shards(directory: Path) -> None:

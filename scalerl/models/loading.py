@@ -25,7 +25,7 @@ IN_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers for which the engine has a mask."""
 
-ALLOWED = (
+ALLOWED_WEIGHTS = (
     "allowed: decoder-only causal language models with softmax attention in every layer (Llama, Qwen2, Qwen3, Gemma, "
     "Mistral, OLMo, Phi-3 and others, and the mixtures Mixtral, Qwen3-MoE, OLMoE, GPT-OSS; docs/models.md)"
 )
@@ -217,7 +217,7 @@ def _check_loaded(path: str, model: Any, info: dict[str, Any]) -> None:
     if getattr(model, "_is_stateful", False):  # Mamba, RWKV and hybrids with them; the slot cache cannot hold it
         raise ConfigError(
             f"model.path: {type(model).__name__} carries a recurrent state from token to token, as state-space and "
-            f"linear-attention layers do; {ALLOWED}"
+            f"linear-attention layers do; {ALLOWED_WEIGHTS}"
         )
     missing = sorted(info["missing_keys"])  # without tied weights
     if missing:  # transformers has initialized them randomly
@@ -286,14 +286,14 @@ def check_config(config: Any) -> None:
     """
     name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(f"model.path: {name} has an encoder and a decoder; {ALLOWED}")
+        raise ConfigError(f"model.path: {name} has an encoder and a decoder; {ALLOWED_WEIGHTS}")
     if config.get_text_config(decoder=True) is not config:
         raise ConfigError(
-            f"model.path: {name} wraps a language model together with other models (images, sound); {ALLOWED}. Save "
-            "its language model alone (for example Gemma3ForCausalLM) and give that directory"
+            f"model.path: {name} wraps a language model together with other models (images, sound); {ALLOWED_WEIGHTS}. "
+            "Save its language model alone (for example Gemma3ForCausalLM) and give that directory"
         )
     # for example "chunked_attention" in Llama 4, and "local" in GPT-Neo, whose window depends on the cache's length
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ()
     unknown = sorted(set(kinds) - {*ATTENTION_KINDS, "global"})
     if unknown:
-        raise ConfigError(f"model.path: {name} has layers of kind {', '.join(unknown)}; {ALLOWED}")
+        raise ConfigError(f"model.path: {name} has layers of kind {', '.join(unknown)}; {ALLOWED_WEIGHTS}")

@@ -14,7 +14,7 @@ from scalerl.models.loading import load_config
 VOCABULARY = 512
 """Tokens of a miniature."""
 
-LARGEST = {
+LARGEST_SIZES = {
     "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128, "kv_lora_rank": 128,
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "max_window_layers": 1, "sliding_window": 64,
 }  # fmt: skip
@@ -58,7 +58,7 @@ def _small(config: Any, parallel: int) -> Any:
     changes |= {"num_hidden_layers": max(2, len(kinds))}
     if kinds:
         changes["layer_types"] = kinds * (1 if len(kinds) > 1 else 2)
-    for name, most in LARGEST.items():
+    for name, most in LARGEST_SIZES.items():
         if isinstance(value := getattr(config, name, None), int):
             changes.setdefault(name, min(value, most))
     changes |= {name: 4 for name in EXPERTS if getattr(config, name, None)}

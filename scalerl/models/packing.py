@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-NAME = "scalerl_packed"
+ATTENTION_NAME = "scalerl_packed"
 
 FULLEST = 0.8
 """Adjacent sequences share a bucket if the shortest has at least this share of the longest's length. A larger value
@@ -194,7 +194,7 @@ def neighbors(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 def can_pack(model: Any) -> bool:
     """Return whether this module can compute the model's attention."""
-    return model._supports_attention_backend and model.config._attn_implementation in (*_SUPPORTED, NAME)
+    return model._supports_attention_backend and model.config._attn_implementation in (*_SUPPORTED, ATTENTION_NAME)
 
 
 def install(model: Any) -> None:
@@ -207,7 +207,7 @@ def install(model: Any) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     assert can_pack(model), model.config._attn_implementation
-    if model.config._attn_implementation == NAME:
+    if model.config._attn_implementation == ATTENTION_NAME:
         return
     # the CPU decoding attention applies only to single new tokens, so it can serve every call that is not packed
     previous = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
@@ -228,9 +228,9 @@ def install(model: Any) -> None:
             return varlen_attention(query, key, value, segments.varlen, scaling, window), None
         return segments.attention(query, key, value, scaling, window), None
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    model.config._attn_implementation = NAME
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, sdpa_mask)
+    model.config._attn_implementation = ATTENTION_NAME
 
 
 _observer: list[tuple[int, bool]] | None = None

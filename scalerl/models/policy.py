@@ -21,7 +21,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.head import HeadRule, draw, on_tensor_cores, token_logprobs
 from scalerl.models.loading import ATTENTION_KINDS, joined_ends, load_model, save_model
 from scalerl.models.packing import Varlen
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.models.sizes import of_model
 from scalerl.models.torch_compile import compiled
 
@@ -117,7 +117,7 @@ class Policy(nn.Module):
 
     def forward(
         self,
-        rows: Rows,
+        rows: PolicyRows,
         temperature: float = 1.0,
         uniforms_n: Tensor | None = None,
         entropy_gradient: bool = False,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from scalerl.models.packing import Segments, Varlen
 
-BLOCK = 1024
+BLOCK_TOKENS = 1024
 """Tokens of a completion that attend together, so that their mask grows with their keys, not with the square."""
 
 
@@ -90,12 +90,12 @@ class SharedPrompts:
 
         Args:
             before: Keys before the first of these tokens: the prompt's, and those of the completion.
-            width: Number of these tokens, at most `BLOCK`.
+            width: Number of these tokens, at most `BLOCK_TOKENS`.
             window: Number of tokens that each token may see, including itself; None for all up to itself.
             like: Tensor with the device and type of the mask.
         """
         if (window,) not in self.masks:  # computed once per micro-batch, not once per layer
-            rows = min(BLOCK, self._most_keys)
+            rows = min(BLOCK_TOKENS, self._most_keys)
             position_w = torch.arange(self._most_keys, self._most_keys + rows, device=like.device)
             age_wk = position_w[:, None] - torch.arange(self._most_keys + rows, device=like.device)
             seen_wk = (age_wk >= 0) & (age_wk < (window or self._most_keys + rows))
@@ -135,7 +135,9 @@ class SharedPrompts:
                 )
                 blocks = [
                     self._block(part, key_bHkD, value_bHkD, group.prompt + first, scaling, window)
-                    for first, part in zip(range(0, bucket.width, BLOCK), query_bHtD.split(BLOCK, 2), strict=True)
+                    for first, part in zip(
+                        range(0, bucket.width, BLOCK_TOKENS), query_bHtD.split(BLOCK_TOKENS, 2), strict=True
+                    )
                 ]
                 out_bHtD = torch.cat(blocks, dim=2) if blocks[1:] else blocks[0]
                 parts.append(bucket.without_padding(out_bHtD))

@@ -21,11 +21,11 @@ from scalerl.models.files import INDEX, SINGLE
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
-UNUSED = re.compile(r"[._](?:input|output|activation|q|k|v)_scale(?:_inv)?$")
+UNUSED_SCALES = re.compile(r"[._](?:input|output|activation|q|k|v)_scale(?:_inv)?$")
 """Scales of activations, which full precision does not need."""
 
 ORIGINAL = "Use the model that it was made from (its model card gives it as the base model)"
-CONVERT = (
+CONVERT_QUANTIZED = (
     'convert it where its package is installed: python -c "from transformers import AutoModelForCausalLM as M; '
     "M.from_pretrained('OLD').dequantize().save_pretrained('NEW')\", and copy the tokenizer's files"
 )
@@ -33,7 +33,7 @@ DEQUANTIZE = (
     "Make one: python -c \"from scalerl.models.loading import load_model as L; L('OLD', 'main', 'bfloat16')"
     ".save_pretrained('NEW')\", and copy the tokenizer's files"
 )
-ADVICE = {"bitsandbytes": f"{ORIGINAL}, or {CONVERT}"}
+ADVICE = {"bitsandbytes": f"{ORIGINAL}, or {CONVERT_QUANTIZED}"}
 """What helps with a method, if it is more than the original model."""
 
 
@@ -127,7 +127,7 @@ def full_weights(directory: Path, quantization: Mapping[str, Any]) -> dict[str, 
             weights[name] = Reading(_float8(part, scale, block, place), part.get_shape())
         elif kind in INTEGERS and len(part.get_shape()) > 1 and not name.endswith("_scales"):
             raise ConfigError(f"{place} is packed in {kind}, which cannot be dequantized here. {ORIGINAL}")
-        elif not (_is_scale(name, slices) or UNUSED.search(name)):
+        elif not (_is_scale(name, slices) or UNUSED_SCALES.search(name)):
             weights[name] = part
     return weights
 

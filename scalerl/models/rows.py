@@ -19,7 +19,7 @@ from scalerl.models.prefix import SharedPrompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class PolicyRows:
     """Tokens on a device, and where the trained ones are.
 
     Example (prompt of 1 token, completions of 2 and 1, shared): tokens [[7, 8, 9, 5]], before_n [0, 1, 0], targets_n

@@ -70,7 +70,7 @@ class TokenText:
 TEXTS = 1024
 """Texts that are encoded in one call."""
 
-UNUSED = ("return_attention_mask", "return_token_type_ids")
+UNUSED_LISTS = ("return_attention_mask", "return_token_type_ids")
 """Lists that would take a sixth of the time of the tokens."""
 
 
@@ -80,7 +80,7 @@ def encoded(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
         yield from _encoded(tokenizer, list(texts[start : start + TEXTS]), False)
 
 
-def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+def tokens_of_prompts(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yield the tokens of plain prompts, with those that the tokenizer puts before a text, but none after it.
 
     Some tokenizers end every text with an end or separator token, so the policy would see a prompt that has ended.
@@ -102,7 +102,7 @@ def prompt_tokens(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def _encoded(tokenizer: Any, texts: list[str], special: bool) -> list[list[int]]:
-    only = dict.fromkeys(UNUSED, False) if getattr(tokenizer, "is_fast", False) else {}
+    only = dict.fromkeys(UNUSED_LISTS, False) if getattr(tokenizer, "is_fast", False) else {}
     with _all_cores() if len(texts) > 1 else nullcontext():  # one text uses one core, maybe in one of several threads
         return [list(tokens) for tokens in tokenizer(texts, add_special_tokens=special, **only)["input_ids"]]
 

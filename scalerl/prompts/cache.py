@@ -4,8 +4,8 @@ The key has everything that prompts depend on: the content of the data, the sett
 versions of the packages and this code. A kept file is never out of date, and without one, or if it cannot be used,
 prompts are read as before. Rows of the hub, whose content is not a file here, are not kept.
 
-A file is a line of JSON with key, number of prompts and notes, then blocks: sizes and checksum, the texts of `BLOCK`
-prompts as JSON, and their tokens as 32-bit integers.
+A file is a line of JSON with key, number of prompts and notes, then blocks: sizes and checksum, the texts of
+`BLOCK_PROMPTS` prompts as JSON, and their tokens as 32-bit integers.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from scalerl.core.manifest import digest
 from scalerl.prompts.files import on_hub
 from scalerl.types import Prompt
 
-FORMAT = "scalerl prompts 1"
+CACHE_FORMAT = "scalerl prompts 1"
 
-LEAST = 5000
+LEAST_PROMPTS = 5000
 """Number of prompts from which on they are kept; fewer are read in half a second."""
 
 OF_ONE_PATH = 4
 """Most files that are kept for one path: tokenizers and settings that take turns."""
 
-MOST_BYTES = 10 << 30
+CACHE_BYTES = 10 << 30
 """Most bytes that are kept in all; the files that were used least recently go first."""
 
-FREE = 10
+FREE_DISK = 10
 """Free disk, in sizes of the data, below which nothing is kept."""
 
-BLOCK = 4096
+BLOCK_PROMPTS = 4096
 """Prompts of a block."""
 
 ABANDONED_S = 3600.0
@@ -79,7 +79,9 @@ class PromptCache:
 
     def _computed_key(self) -> str:
         data = [(str(file.relative_to(self._path)), digest(file)) for file in _files(self._path)]
-        return hashlib.sha256(json.dumps([FORMAT, self._settings, data, _versions(), _code()]).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([CACHE_FORMAT, self._settings, data, _versions(), _code()]).encode()
+        ).hexdigest()
 
     def read(self) -> tuple[list[Prompt], list[str]] | None:
         """Return the prompts and the notes on them; None if they are not kept or the file is damaged."""
@@ -99,19 +101,19 @@ class PromptCache:
 
     def write(self, prompts: Sequence[Prompt], notes: Sequence[str]) -> None:
         """Keep prompts, if the disk has room, every value is one of JSON, and the data did not change meanwhile."""
-        if not self._key or len(prompts) < LEAST:
+        if not self._key or len(prompts) < LEAST_PROMPTS:
             return
         # ValueError: half of a surrogate pair, or an integer of too many digits
         with suppress(OSError, ValueError, OverflowError):
             self._place.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self._place.parent).free < FREE * self._bytes:
+            if shutil.disk_usage(self._place.parent).free < FREE_DISK * self._bytes:
                 return
             with atomic_file(self._place) as temporary:
                 with temporary.open("wb") as file:
-                    header = {"format": FORMAT, "key": self._key, "prompts": len(prompts), "notes": list(notes)}
+                    header = {"format": CACHE_FORMAT, "key": self._key, "prompts": len(prompts), "notes": list(notes)}
                     file.write(json.dumps(header).encode() + b"\n")
-                    for start in range(0, len(prompts), BLOCK):
-                        file.write(_block(prompts[start : start + BLOCK]))
+                    for start in range(0, len(prompts), BLOCK_PROMPTS):
+                        file.write(_block(prompts[start : start + BLOCK_PROMPTS]))
                 if self._computed_key() != self._key:
                     raise ValueError("the data changed while it was read")
             _sweep(self._place)
@@ -199,7 +201,7 @@ def _code() -> list[str]:
 
 
 def _sweep(written: Path) -> None:
-    """Remove files beyond `OF_ONE_PATH` and `MOST_BYTES`, and what killed processes left."""
+    """Remove files beyond `OF_ONE_PATH` and `CACHE_BYTES`, and what killed processes left."""
     for leftover in written.parent.glob(".*.tmp*"):
         with suppress(OSError):
             if written.stat().st_mtime - leftover.stat().st_mtime > ABANDONED_S:
@@ -209,5 +211,5 @@ def _sweep(written: Path) -> None:
     for place, file in enumerate(cached_files):
         total += file.stat().st_size
         others = sum(other.name.startswith(of_path) for other in cached_files[:place])
-        if total > MOST_BYTES or (file.name.startswith(of_path) and others >= OF_ONE_PATH):
+        if total > CACHE_BYTES or (file.name.startswith(of_path) and others >= OF_ONE_PATH):
             file.unlink(missing_ok=True)

@@ -26,9 +26,9 @@ from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.exact import is_plain
 from scalerl.core.files import parse_json
 from scalerl.models.template import check_tools, render, template_notes
-from scalerl.models.text import encoded, prompt_tokens
+from scalerl.models.text import encoded, tokens_of_prompts
 from scalerl.prompts.cache import PromptCache
-from scalerl.prompts.layouts import Row, read_rows
+from scalerl.prompts.layouts import PromptRow, read_rows
 from scalerl.prompts.sources import agent_rows, custom_rows, environment_rows, gym_rows
 from scalerl.tasks.calls import FORM
 from scalerl.tasks.checks import check_tests
@@ -41,7 +41,7 @@ from scalerl.types import AGENT, TURNS, Prompt
 Encode = Callable[[Sequence[str]], Iterator[list[int]]]
 """Turns texts into tokens, in batches."""
 
-QUESTION = 300
+QUESTION_CHARACTERS = 300
 """Characters of a question that are kept for lists of rollouts."""
 
 
@@ -172,8 +172,8 @@ def task_prompts(
     """
     if isinstance(task, GeneratedTask):
         plain_rows = GENERATED[task.kind].rows(task, task.prompts + held_out)
-        rows = [Row(r["prompt"], r["answer"], {}, "") for r in plain_rows]
-        return _tokenize(rows, task.curve, [str(row.prompt) for row in rows], partial(prompt_tokens, tokenizer)), []
+        rows = [PromptRow(r["prompt"], r["answer"], {}, "") for r in plain_rows]
+        return _tokenize(rows, task.curve, [str(row.prompt) for row in rows], partial(tokens_of_prompts, tokenizer)), []
     assert isinstance(task, TextTask), task
     about: list[str] = []
     if tokenizer.chat_template and task.chat_template != "never":
@@ -216,7 +216,7 @@ def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tu
         _chat_text(tokenizer, row.prompt, task, tools_of(row) if of_rows else tools) if chat else _plain_text(row, task)
         for row in rows
     ]
-    encode = partial(encoded if chat else prompt_tokens, tokenizer)
+    encode = partial(encoded if chat else tokens_of_prompts, tokenizer)
     prompts = _tokenize(rows, task.curve, texts, partial(_until, task.max_prompt_tokens, encode))
     short_prompts = _within_limit(prompts, task)
     if len(short_prompts) < len(prompts):
@@ -224,7 +224,7 @@ def _read(task: TextTask, tokenizer: Any, held_out: int, scoring: Scoring) -> tu
     return short_prompts, notes
 
 
-def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
+def _sendable(rows: list[PromptRow], of_file: bool) -> tuple[list[PromptRow], list[str]]:
     """Leave out columns that cannot be sent to other processes, such as the videos of a data set on the hub.
 
     Args:
@@ -245,8 +245,8 @@ def _sendable(rows: list[Row], of_file: bool) -> tuple[list[Row], list[str]]:
     return rows, [f"left out the column {name!r}: {reason}" for name, reason in bad.items()]
 
 
-def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[Row], list[str]]:
-    unique, count = dict[str, Row](), 0
+def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[PromptRow], list[str]]:
+    unique, count = dict[str, PromptRow](), 0
     for row in read_rows(data):
         count += 1
         unique[row.id] = row
@@ -254,7 +254,7 @@ def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[Row], 
     return list(unique.values()), notes
 
 
-SOURCES: dict[str, Callable[[Any, int, Step], tuple[list[Row], list[str]]]] = {
+SOURCES: dict[str, Callable[[Any, int, Step], tuple[list[PromptRow], list[str]]]] = {
     "file": _file_rows,
     "custom": custom_rows,
     "agent": agent_rows,
@@ -295,7 +295,7 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> t
     return training, [prompt for prompt in ordered if prompt.content in held]
 
 
-def _tokenize(rows: Sequence[Row], task: str, texts: Sequence[str], encode: Encode) -> list[Prompt]:
+def _tokenize(rows: Sequence[PromptRow], task: str, texts: Sequence[str], encode: Encode) -> list[Prompt]:
     """Return the prompts of rows, whose texts `encode` turns into tokens in batches."""
     prompts, systems = [], Counter(_system(row.prompt) for row in rows)
     shared: dict[int, int] = {}  # one object for each token of the vocabulary, not one for each token of a prompt
@@ -316,14 +316,14 @@ def _tokenize(rows: Sequence[Row], task: str, texts: Sequence[str], encode: Enco
     return prompts
 
 
-LETTERS = 32
+LETTERS_PER_TOKEN = 32
 """Characters of a text for each token of the limit, beyond which it is cut before it is encoded: a tokenizer needs 300
 bytes of memory for each character."""
 
 
 def _until(limit: int, encode: Encode, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yield the tokens of each text; of a text over the limit, perhaps only the first ones, which are over it too."""
-    most = LETTERS * limit
+    most = LETTERS_PER_TOKEN * limit
     if max(map(len, texts), default=0) <= most:
         yield from encode(texts)
         return
@@ -337,7 +337,7 @@ def question_of(prompt: str | Sequence[dict[str, str]]) -> str:
     """Return the beginning of what a prompt asks: of the user's last message, without the chat template around it."""
     messages = opening(prompt)
     questions = [message for message in messages if message["role"] == "user"] or messages
-    return questions[-1]["content"].strip()[:QUESTION]
+    return questions[-1]["content"].strip()[:QUESTION_CHARACTERS]
 
 
 def _system(prompt: str | Sequence[Mapping[str, str]]) -> str:
@@ -390,7 +390,7 @@ def _chat_text(
     return render(tokenizer, messages, tools=tools, day=data.template_date, arguments=data.template_arguments)
 
 
-def _plain_text(row: Row, data: TextTask) -> str:
+def _plain_text(row: PromptRow, data: TextTask) -> str:
     prompt = row.prompt
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken
@@ -405,7 +405,7 @@ def with_system(messages: list[dict[str, str]], system: str) -> list[dict[str, s
     return [{**messages[0], "content": f"{system}\n\n{messages[0]['content']}"}, *messages[1:]]
 
 
-def tools_of(row: Row) -> list[Any] | None:
+def tools_of(row: PromptRow) -> list[Any] | None:
     """Return the schemas of tools in the column `tools` of a row of a file, as TRL has them."""
     tools = row.columns.get("tools")
     if isinstance(tools, str) and tools.lstrip().startswith("["):
@@ -422,7 +422,7 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
     return str(function.get("name") or "") if isinstance(function, Mapping) else ""
 
 
-def _message_notes(rows: Sequence[Row], tokenizer: Any, task: TextTask) -> list[str]:
+def _message_notes(rows: Sequence[PromptRow], tokenizer: Any, task: TextTask) -> list[str]:
     """Return notes on messages and tools of a file that the prompts do not show as the rows have them."""
     chat, notes = bool(tokenizer.chat_template) and task.chat_template != "never", []
     if not isinstance(task, PromptFile):
@@ -459,7 +459,7 @@ def _within_limit(prompts: Sequence[Prompt], task: TextTask) -> list[Prompt]:
     limit = task.max_prompt_tokens
     short_prompts = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
     if len(short_prompts) < len(prompts) and (task.long_prompts == "error" or not short_prompts):
-        cut = LETTERS * limit  # beyond it the rest may not have been encoded
+        cut = LETTERS_PER_TOKEN * limit  # beyond it the rest may not have been encoded
         counts = {
             prompt.where: f"{len(prompt.text):,} characters, more than {len(prompt.tokens) - 1:,} tokens"
             if len(prompt.text) > cut

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from scalerl.config.data import PromptFile, TaskData
-from scalerl.config.named import NAMED
+from scalerl.config.named import NAMED_SETS
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import check_file, parse_json, trouble
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(?<!\.csv|\.tsv|\.txt|\.zip|\.bz2)(?<!\.gz|\.xz)")
+DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(?<!\.csv|\.tsv|\.txt|\.zip|\.bz2)(?<!\.gz|\.xz)")
 """NAME or OWNER/NAME of a data set on the hub, and no name of a file."""
 
 BOM = b"\xef\xbb\xbf"
@@ -39,7 +39,7 @@ class FileRow(NamedTuple):
     values: dict[str, Any]
 
 
-Form = Callable[[Path], Iterator[FileRow]]
+FileReader = Callable[[Path], Iterator[FileRow]]
 """A reader of files: (file, largest length of a line in MiB) -> rows."""
 
 
@@ -55,8 +55,8 @@ def read_objects(data: PromptFile) -> Iterator[FileRow]:
         return _directory(path, data)
     if not on_hub(data):
         return _on_disk(path, _form(path) or _jsonl)
-    if data.set and NAMED[data.set].files and data.path == NAMED[data.set].path:
-        return _hub_files(data, NAMED[data.set].files)
+    if data.set and NAMED_SETS[data.set].files and data.path == NAMED_SETS[data.set].path:
+        return _hub_files(data, NAMED_SETS[data.set].files)
     return _hub(data)
 
 
@@ -67,7 +67,7 @@ def check_prompt_files(tasks: Iterable[TaskData]) -> None:
         ConfigError: One does not exist, is empty, or is no regular file; the message has its path.
     """
     for task in tasks:
-        hub = isinstance(task, PromptFile) and on_hub(task) and HUB_NAME.fullmatch(task.path)
+        hub = isinstance(task, PromptFile) and on_hub(task) and DATASET_NAME.fullmatch(task.path)
         if not isinstance(task, PromptFile) or hub:
             continue
         path = Path(task.path)
@@ -140,11 +140,11 @@ def on_hub(data: PromptFile) -> bool:
     return _form(path) is None and not path.exists()
 
 
-def _form(path: Path) -> Form | None:
-    return next((form for ending, form in FORMS.items() if path.name.endswith(ending)), None)
+def _form(path: Path) -> FileReader | None:
+    return next((form for ending, form in FILE_READERS.items() if path.name.endswith(ending)), None)
 
 
-def _on_disk(path: Path, read: Form) -> Iterator[FileRow]:
+def _on_disk(path: Path, read: FileReader) -> Iterator[FileRow]:
     _check(path)
     try:
         yield from read(path)
@@ -277,7 +277,7 @@ def _unpadded(value: Any) -> Any:
     return [_unpadded(inner) for inner in value] if isinstance(value, list) else value
 
 
-FORMS: dict[str, Form] = {".jsonl": _jsonl, ".json": _json, ".jsonl.gz": _gzipped, ".parquet": _parquet}
+FILE_READERS: dict[str, FileReader] = {".jsonl": _jsonl, ".json": _json, ".jsonl.gz": _gzipped, ".parquet": _parquet}
 """Readers by file extension. Any other existing file is read as JSONL."""
 
 
@@ -299,8 +299,8 @@ def _hub(data: PromptFile) -> Iterator[FileRow]:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"data.path: no file and no hub data set {data.path!r} with subset {data.subset!r}, split {data.split!r} "
-            f"and revision {data.revision!r} that this machine can read{nearest(data.path, NAMED)} ({reason}); check "
-            "the name, or give a file"
+            f"and revision {data.revision!r} that this machine can read{nearest(data.path, NAMED_SETS)} ({reason}); "
+            "check the name, or give a file"
         ) from None
     return (
         FileRow(f"{data.path}[{data.split}] row {i}", unpadded_row(dict(row))) for i, row in enumerate(rows, start=1)

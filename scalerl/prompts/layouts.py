@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 from scalerl.config.base import is_utf8
 from scalerl.config.data import PromptFile
-from scalerl.config.named import NAMED
+from scalerl.config.named import NAMED_SETS
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import parse_json
 from scalerl.prompts.files import read_objects
 from scalerl.tasks.answers import ANSWER_FORM
 from scalerl.tasks.base import in_braces
-from scalerl.tasks.code_tests import TOLERANCE, BadTests, from_text, livecodebench_cases
+from scalerl.tasks.code_tests import TOLERANCE_COLUMN, BadTests, from_text, livecodebench_cases
 from scalerl.tasks.turns import is_chat
 
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
@@ -33,7 +33,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PromptRow:
     """One row of a file.
 
     Example: Row(prompt="What is 1+1?", answer="2", columns={"level": 1}, source="prompts.jsonl line 3")
@@ -61,7 +61,7 @@ class Row:
         object.__setattr__(self, "id", hashlib.blake2b(content.encode(), digest_size=8).hexdigest())
 
 
-class Layout(NamedTuple):
+class ColumnLayout(NamedTuple):
     """The columns with prompt and answer.
 
     Example: Layout(prompt="prompt", answer="reward_model.ground_truth")
@@ -71,11 +71,11 @@ class Layout(NamedTuple):
     answer: str
 
 
-LAYOUTS: dict[str, Layout] = {
-    "plain": Layout("prompt", "answer"),
-    "verl": Layout("prompt", "reward_model.ground_truth"),
-    "open-instruct": Layout("messages", "ground_truth"),
-    "trl": Layout("prompt", "solution"),
+LAYOUTS: dict[str, ColumnLayout] = {
+    "plain": ColumnLayout("prompt", "answer"),
+    "verl": ColumnLayout("prompt", "reward_model.ground_truth"),
+    "open-instruct": ColumnLayout("messages", "ground_truth"),
+    "trl": ColumnLayout("prompt", "solution"),
 }
 """The layouts by name. TRL's trainers require only `prompt`; in its data sets the reference is `solution`."""
 
@@ -83,13 +83,13 @@ ANSWERLESS = frozenset({"code", "judge"})
 """Verifiers that use other columns, so that a row needs no answer."""
 
 
-def read_rows(data: PromptFile) -> Iterator[Row]:
+def read_rows(data: PromptFile) -> Iterator[PromptRow]:
     """Yield the rows of a file or hub data set, in their order.
 
     Raises:
         ConfigError: A row cannot be read, or has no prompt or answer. The message has file, line and field.
     """
-    rewrite = ROW_FORMS[NAMED[data.set].rows] if data.set and NAMED[data.set].rows else None
+    rewrite = ROW_FORMS[NAMED_SETS[data.set].rows] if data.set and NAMED_SETS[data.set].rows else None
     empty = True
     for source, values in read_objects(data):
         try:
@@ -104,7 +104,7 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
         raise ConfigError(f"{data.path}: the file has no rows{edition}; allowed: one JSON object per line")
 
 
-def layout_of(values: Mapping[str, Any]) -> Layout:
+def layout_of(values: Mapping[str, Any]) -> ColumnLayout:
     """Return the layout that a row's columns identify: `plain` if the row has its two columns or fits no layout."""
     if "prompt" in values and "answer" in values:
         return LAYOUTS["plain"]
@@ -128,7 +128,7 @@ def column(values: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _row(data: PromptFile, values: dict[str, Any], source: str) -> Row:
+def _row(data: PromptFile, values: dict[str, Any], source: str) -> PromptRow:
     recognize = data.layout == "auto" or (data.layout == "trl" and "solution" not in values)
     layout = layout_of(values) if recognize else LAYOUTS[data.layout]
     if data.task in ANSWERLESS and data.reward is None:
@@ -144,11 +144,11 @@ def _row(data: PromptFile, values: dict[str, Any], source: str) -> Row:
             f"the columns of the row ({', '.join(values)})"
         )
     if data.float_tolerance:
-        extra = {TOLERANCE: data.float_tolerance, **extra}
-        extra |= {TOLERANCE: values[TOLERANCE]} if values.get(TOLERANCE) is not None else {}
+        extra = {TOLERANCE_COLUMN: data.float_tolerance, **extra}
+        extra |= {TOLERANCE_COLUMN: values[TOLERANCE_COLUMN]} if values.get(TOLERANCE_COLUMN) is not None else {}
     if data.answer_form != "any":
         extra[ANSWER_FORM] = data.answer_form
-    return Row(prompt, answer, {**values, **extra}, source)
+    return PromptRow(prompt, answer, {**values, **extra}, source)
 
 
 def prompt_of(prompt: Any, at: str, columns: Iterable[str], source: str) -> str | list[dict[str, str]]:

@@ -15,19 +15,19 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
 from scalerl.core.plugins import load_function
 from scalerl.prompts.files import read_objects
-from scalerl.prompts.layouts import Row, prompt_of
+from scalerl.prompts.layouts import PromptRow, prompt_of
 from scalerl.tasks import custom, environments, tasksets, tools
-from scalerl.tasks.environments import load
+from scalerl.tasks.environments import load_environment
 from scalerl.tasks.gym import make_entries
 from scalerl.tasks.pool import Step, in_this_process
 from scalerl.tasks.turns import is_chat
 from scalerl.types import AGENT, PROGRAMS, TURNS
 
-TRIES = 4
+MOST_ENTRIES = 4
 """Largest number of entries created per required prompt. With fewer distinct ones, the run does not start."""
 
 
-def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[Row], list[str]]:
+def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[PromptRow], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct questions.
 
     Raises:
@@ -35,10 +35,10 @@ def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[Ro
     """
     count = task.prompts + held_out
     rows = []
-    for number, entry in make_entries(task.dataset, task.seed, task.parameters, TRIES * count, count):
+    for number, entry in make_entries(task.dataset, task.seed, task.parameters, MOST_ENTRIES * count, count):
         columns = {name: getattr(task, name) for name in ("dataset", "parameters", "pass_score")} | {"entry": entry}
         answer = "" if entry["answer"] is None else str(entry["answer"])
-        rows.append(Row(entry["question"], answer, columns, f"{task.dataset} entry {number}"))
+        rows.append(PromptRow(entry["question"], answer, columns, f"{task.dataset} entry {number}"))
     if len(rows) < count:
         raise ConfigError(
             f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(rows)} "
@@ -48,7 +48,7 @@ def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[Ro
     return rows, []
 
 
-def custom_rows(task: CustomTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:
+def custom_rows(task: CustomTask, held_out: int, step: Step = in_this_process) -> tuple[list[PromptRow], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
     rows = []
     plain_rows, replies = custom.rows(task, task.prompts + held_out, step)
@@ -60,15 +60,15 @@ def custom_rows(task: CustomTask, held_out: int, step: Step = in_this_process) -
         columns = {**shared, "row": row}
         source = f"{task.function} row {number}"
         prompt = prompt_of(row["prompt"], "prompt", row, source)
-        rows.append(Row(prompt, str(row.get("answer", "")), columns, source))
+        rows.append(PromptRow(prompt, str(row.get("answer", "")), columns, source))
     return rows, []
 
 
-QUESTION = 300
+SHOWN_CHARACTERS = 300
 """Characters of a row without a prompt that lists of rollouts show."""
 
 
-def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:
+def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> tuple[list[PromptRow], list[str]]:
     """Return the distinct rows of an agent's file.
 
     Raises:
@@ -83,7 +83,7 @@ def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> 
             f"data.command: there is no program {task.command[0]!r} here; allowed: a program on the PATH, or its path"
         )
     file_settings = {name: getattr(task, name) for name in ("path", "subset", "split", "revision")}
-    rows = list[Row]()
+    rows = list[PromptRow]()
     for source, values in read_objects(PromptFile(task="arithmetic", **file_settings)):
         try:
             text = json.dumps(values, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -92,9 +92,9 @@ def agent_rows(task: AgentTask, held_out: int, step: Step = in_this_process) -> 
                 f"{source}: the program gets rows as JSON, which cannot hold this one ({error})"
             ) from None
         prompt: Any = values.get("prompt")
-        shown = prompt if is_chat(prompt) or (isinstance(prompt, str) and prompt) else text[:QUESTION]
+        shown = prompt if is_chat(prompt) or (isinstance(prompt, str) and prompt) else text[:SHOWN_CHARACTERS]
         columns = {AGENT: task.settings, "row": values, "pass_reward": task.pass_reward}
-        rows.append(Row(shown, text, columns, source))
+        rows.append(PromptRow(shown, text, columns, source))
     return _distinct(rows, task.path, f"{task.path}: the file has no rows; allowed: one JSON object per line")
 
 
@@ -102,7 +102,9 @@ def _load(function: str) -> None:
     load_function(function, "data.function")
 
 
-def environment_rows(task: EnvironmentTask, held_out: int, step: Step = in_this_process) -> tuple[list[Row], list[str]]:
+def environment_rows(
+    task: EnvironmentTask, held_out: int, step: Step = in_this_process
+) -> tuple[list[PromptRow], list[str]]:
     """Return the distinct rows of an environment's data set, with the columns that its rubric needs.
 
     Raises:
@@ -113,10 +115,10 @@ def environment_rows(task: EnvironmentTask, held_out: int, step: Step = in_this_
     return step(f"{task.environment}.load_environment", _environment_rows, task)  # type: ignore[no-any-return]
 
 
-def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
+def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[PromptRow], list[str]]:
     env = tasksets.load(task.environment, task.arguments)
     served = None if tasksets.answered_once(env) else _episodes(task, len(tasksets.roles(env)))
-    rows: list[Row] = []
+    rows: list[PromptRow] = []
     for number, values in enumerate(tasksets.rows(task, held_out)):
         source = f"{task.environment} task {number}"
         data = {name: value for name, value in values["task"].items() if name != "idx"}
@@ -125,8 +127,8 @@ def _taskset_rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list
         reference = answer if isinstance(answer, str) and answer else text
         if served is not None:  # an episode may ask anything, and its first message may come from a program
             columns = {AGENT: served, "row": values, "pass_reward": task.pass_reward}
-            values, reference = {**values, "prompt": values["prompt"] or text[:QUESTION]}, text
-        rows.append(Row(prompt_of(values["prompt"], "prompt", values, source), reference, columns, source))
+            values, reference = {**values, "prompt": values["prompt"] or text[:SHOWN_CHARACTERS]}, text
+        rows.append(PromptRow(prompt_of(values["prompt"], "prompt", values, source), reference, columns, source))
     none = f"data.environment: the taskset {task.environment!r} has no tasks; choose another, or other arguments"
     return _distinct(rows, task.environment, none, "tasks")
 
@@ -144,9 +146,9 @@ def _episodes(task: EnvironmentTask, agents: int) -> dict[str, Any]:
     )
 
 
-def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
+def _environment_rows(task: EnvironmentTask) -> tuple[list[PromptRow], list[str]]:
     try:
-        loaded = load(task.environment, task.arguments)
+        loaded = load_environment(task.environment, task.arguments)
         dataset = loaded.get_dataset()
     except ValueError as error:
         raise ConfigError(
@@ -162,9 +164,11 @@ def _environment_rows(task: EnvironmentTask) -> tuple[list[Row], list[str]]:
     return _distinct(rows, task.environment, none)
 
 
-def _distinct(rows: Sequence[Row], source: str, none: str, things: str = "rows") -> tuple[list[Row], list[str]]:
+def _distinct(
+    rows: Sequence[PromptRow], source: str, none: str, things: str = "rows"
+) -> tuple[list[PromptRow], list[str]]:
     """Return the first row of each id, and a note about the others; `none` is the error if there is no row."""
-    first: dict[str, Row] = {}
+    first: dict[str, PromptRow] = {}
     for row in rows:
         first.setdefault(row.id, row)
     if not first:
@@ -173,7 +177,7 @@ def _distinct(rows: Sequence[Row], source: str, none: str, things: str = "rows")
     return list(first.values()), [f"dropped {dropped} duplicate {things} of {source}"] if dropped else []
 
 
-def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dict[str, Any], source: str) -> Row:
+def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dict[str, Any], source: str) -> PromptRow:
     prompt = prompt_of(values.get("prompt"), "prompt", values, source)
     answer = values.get("answer")
     row = {name: value for name, value in values.items() if name != "prompt"}
@@ -182,4 +186,4 @@ def _environment_row(task: EnvironmentTask, values: dict[str, Any], several: dic
         columns |= {**several, "row": {**row, "prompt": prompt}}
     # rows without an answer are distinguished by their other columns, which the rubric uses
     reference = "" if answer is None else str(answer)
-    return Row(prompt, reference or json.dumps(row, sort_keys=True, default=str), columns, source)
+    return PromptRow(prompt, reference or json.dumps(row, sort_keys=True, default=str), columns, source)

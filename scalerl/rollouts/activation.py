@@ -14,7 +14,7 @@ LAG_BATCHES = 1.5
 """Lag in batches. If both sides are balanced, an update takes as long as a batch; the extra half absorbs the variation
 of both."""
 
-WINDOW = 8
+AVERAGED_BATCHES = 8
 """Batches over which Following averages."""
 
 
@@ -85,10 +85,12 @@ class Following(Activation):
 
     def formed(self, tick: int) -> Self:
         """Return the rule with the lag of the latest batches."""
-        recent = (*self.recent, tick)[-WINDOW - 1 :]
-        if len(recent) <= WINDOW:
+        recent = (*self.recent, tick)[-AVERAGED_BATCHES - 1 :]
+        if len(recent) <= AVERAGED_BATCHES:
             return replace(self, recent=recent)
-        return replace(self, recent=recent, lag_ticks=math.ceil(LAG_BATCHES * (recent[-1] - recent[0]) / WINDOW))
+        return replace(
+            self, recent=recent, lag_ticks=math.ceil(LAG_BATCHES * (recent[-1] - recent[0]) / AVERAGED_BATCHES)
+        )
 
     def restored(self, state: Mapping[str, Any]) -> Self:
         """Return the rule with the saved batches; the state of another rule has none."""

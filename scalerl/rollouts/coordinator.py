@@ -19,11 +19,11 @@ from scalerl.core.serialization import from_plain, to_plain
 from scalerl.rollouts.engine import (
     NO_WEIGHTS,
     POLL_S,
+    ActivitySeconds,
     Engine,
     ExactEngine,
     Finished,
     Request,
-    Seconds,
     Stopped,
     Work,
     generate,
@@ -92,7 +92,7 @@ class Coordinator:
     """Engines for held-out prompts; each shares its weights with the training engine at the same position."""
     exact: Sequence[ExactEngine] = field(init=False)
     """The engines, if all are exact: they decode in lockstep. Otherwise none."""
-    seconds: Seconds = field(default_factory=Seconds)
+    seconds: ActivitySeconds = field(default_factory=ActivitySeconds)
     ticks: int = 0
     """Decode steps since the run began, in lockstep; otherwise polls that found a finished sequence."""
     finished: dict[int, Group] = field(default_factory=dict)

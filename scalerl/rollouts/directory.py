@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from scalerl.core.files import as_umask
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.weights import Call, WeightChannel, WeightTransfer
+from scalerl.rollouts.weights import ServerCall, WeightChannel, WeightTransfer
 
 
 class DirectoryChannel(WeightChannel):
@@ -104,7 +104,7 @@ class DirectoryTransfer(WeightTransfer):
         """Remove the second name."""
         stored.unlink(missing_ok=True)
 
-    async def apply(self, call: Call, version: int, stored: Path) -> None:
+    async def apply(self, call: ServerCall, version: int, stored: Path) -> None:
         """Pause the server, let it read the file, check the version that it reports, and resume it."""
         # here, because torch engines use the directory without the packages of a client of vLLM
         from scalerl.rollouts.vllm.protocol import FINISH_UPDATE, PAUSE, RESUME, START_UPDATE, UPDATE, check_label

@@ -123,7 +123,7 @@ _COUNTERS = attrgetter(*(counter.name for counter in fields(Work)))
 
 
 @dataclass(slots=True)
-class Seconds:
+class ActivitySeconds:
     """Seconds that the generators spent, by activity.
 
     Example: Seconds(busy=31.2, idle=0.4, swap=0.003)

@@ -14,7 +14,7 @@ from scalerl.core.errors import outcome
 from scalerl.core.processes import fault
 from scalerl.rollouts.engine import ExactEngine, Finished, step
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.served import Cancel, Command, EngineHandle, Report, Submit, Swap
+from scalerl.rollouts.served import Cancel, EngineCommand, EngineHandle, Report, Submit, Swap
 
 GATHER_S = 0.03
 """Seconds that a report waits for more sequences after the first: sequences end at almost every decode step."""
@@ -32,13 +32,13 @@ class HostedEngines(EngineHandle):
         """
         self._engines, self.name = engines, name
         self._condition = threading.Condition()
-        self._commands: deque[Command] = deque()
+        self._commands: deque[EngineCommand] = deque()
         self._finished: list[list[Finished]] = [[] for _ in engines]
         self._version, self._closed = -1, False
         self._death: tuple[str, str] | None = None
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def post(self, command: Command) -> None:
+    def post(self, command: EngineCommand) -> None:
         """Queue a command; commands are executed in order, between two decode steps."""
         with self._condition:
             self._commands.append(command)
@@ -104,7 +104,7 @@ class HostedEngines(EngineHandle):
                 self._condition.notify_all()
         return True
 
-    def _execute(self, command: Command) -> None:
+    def _execute(self, command: EngineCommand) -> None:
         match command:
             case Submit(lane, requests):
                 self._engines[lane].submit(requests)

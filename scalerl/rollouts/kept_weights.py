@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalerl.rollouts.vllm.protocol import check_label
-from scalerl.rollouts.weights import Call, WeightChannel, WeightTransfer
+from scalerl.rollouts.weights import ServerCall, WeightChannel, WeightTransfer
 
 
 class KeptWeights(WeightChannel):
@@ -21,6 +21,6 @@ class KeptTransfer(WeightTransfer):
 
     backend = ""
 
-    async def apply(self, call: Call, version: int, stored: None) -> None:
+    async def apply(self, call: ServerCall, version: int, stored: None) -> None:
         """Check that the server still has the weights that it has loaded."""
         await check_label(call, version, "should have the weights that it has loaded")

@@ -25,7 +25,7 @@ from scalerl.core.processes import ProcessDied, stopped_process
 from scalerl.core.remote import Body, LocalRemote, Remote
 from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.rollouts.worker import Build, generate
+from scalerl.rollouts.worker import Build, generate_until_stopped
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
 SendWeights = Callable[[int, WeightChannel], None]
@@ -179,7 +179,7 @@ class Pipeline:
             self._first = partial(self._send_weights, version, send)
         else:
             self._send_weights(version, send)
-        self._worker = self._launch(partial(generate, self._channel, self._build, version, tuple(visits)))
+        self._worker = self._launch(partial(generate_until_stopped, self._channel, self._build, version, tuple(visits)))
         self._worker.cure = self._cure
         for work in (self._read, self._write):
             thread = threading.Thread(target=work, daemon=True)

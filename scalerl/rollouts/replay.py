@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scalerl.core.errors import RunError
 from scalerl.models.policy import Policy, rounding
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.types import FloatArray, Rollout
 
 _ROWS = 8
@@ -168,7 +168,7 @@ def _differences(policy: Policy, rollouts: Sequence[tuple[Sequence[int], Rollout
         end = len(prompt) + len(rollout)
         tokens_BT[row, :end] = torch.tensor([*prompt, *rollout.tokens.tolist()])
         sampled_BT[row, len(prompt) : end] = torch.from_numpy(rollout.sampled)
-    rows = Rows.padded(tokens_BT, sampled_BT, policy.device)
+    rows = PolicyRows.padded(tokens_BT, sampled_BT, policy.device)
     nucleus = flat_nuclei([(len(prompt), rollout) for prompt, rollout in rollouts], width)
     if nucleus is not None:
         rows = rows.with_nucleus(nucleus, sampled_BT.flatten().nonzero()[:, 0])

@@ -52,7 +52,7 @@ class Swap:
     version: int
 
 
-Command = Submit | Cancel | Swap
+EngineCommand = Submit | Cancel | Swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Report:
 class EngineHandle:
     """A running pair of engines over one model, for training and for evaluations, until it ends."""
 
-    def post(self, command: Command) -> None:
+    def post(self, command: EngineCommand) -> None:
         """Queue a command and return at once; commands are executed in order.
 
         Raises:
@@ -200,7 +200,7 @@ class Restarter:
             self._call(Swap(self._target))
         return self._handle is not None
 
-    def _call(self, command: Command) -> None:
+    def _call(self, command: EngineCommand) -> None:
         """Pass a command to the engines, if they run; replace them if they have ended since their last report."""
         try:
             if self._handle is not None:

@@ -237,7 +237,9 @@ class TurnEngine(OuterEngine):
                 return [self._end(episode, "environment", reply=reply)]
             if len(episode.sequence.turns) == settings["turns"]:
                 return [self._end(episode, "turns")]
-            tokens = continued(self._text.tokenizer, episode.prompt, reply, int(episode.sequence.turns[-1].tokens[-1]))
+            tokens = reply_tokens(
+                self._text.tokenizer, episode.prompt, reply, int(episode.sequence.turns[-1].tokens[-1])
+            )
         except TimeoutError:
             problem = f"{name}.reply took longer than {settings['reply_s']:g} s"
         except ProcessEnded as error:
@@ -393,10 +395,10 @@ def check_replies(prompts: Sequence[Prompt], tokenizer: Any, scoring: Scoring) -
             reply = trial.step(f"{name}.reply", turns.first_reply, prompt)
         if prompt.columns.get("tools"):
             reply = Reply(({"role": turns.TOOL, "content": "0"},))
-        continued(tokenizer, prompt, reply, -1)
+        reply_tokens(tokenizer, prompt, reply, -1)
 
 
-def continued(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[int]:
+def reply_tokens(tokenizer: Any, prompt: Prompt, reply: Reply, last: int) -> list[int]:
     """Return the tokens of a reply, after a turn that ended with the token `last`; raises as `continuation`."""
     settings = prompt.columns[TURNS]
     if not reply.messages:

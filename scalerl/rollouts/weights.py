@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-Call = Callable[..., Awaitable[Any]]
+ServerCall = Callable[..., Awaitable[Any]]
 """(method, path, body, again) -> answer; `again` is true if the request may be repeated."""
 
 
@@ -39,7 +39,7 @@ class WeightTransfer(Protocol):
         """Release what `hold` returned: the server has loaded it, or will not."""
         return None
 
-    async def apply(self, call: Call, version: int, stored: Any) -> None:
+    async def apply(self, call: ServerCall, version: int, stored: Any) -> None:
         """Give the server a version; return when it uses it.
 
         Raises:

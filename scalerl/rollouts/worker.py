@@ -36,7 +36,9 @@ Build = Callable[[WeightChannel], WorkerParts]
 """Makes the parts, given the engines' end of the weight channel; must be picklable."""
 
 
-def generate(channel: WeightChannel, build: Build, version: int, visits: tuple[Visit, ...], end: End) -> None:
+def generate_until_stopped(
+    channel: WeightChannel, build: Build, version: int, visits: tuple[Visit, ...], end: End
+) -> None:
     """Run the message loop until a stop message; every answer is a pair of its name and its content.
 
     Consumes: messages of the pipeline, and weights of the channel.

@@ -76,7 +76,10 @@ HABITS: dict[str, dict[str, str]] = {
         "better best": "write comparison.winner: 'first', 'second' or None",
         "difference diff lead effect delta": "write comparison.measured.difference",
         "summary describe": "write print(comparison)",
-        "plot show": "write axes = fit1.plot(); fit2.plot(axes) with the fits in comparison.sides",
+        "plot show": (
+            "write first, second = comparison.sides; axes = first[0].plot(); second[0].plot(axes), or "
+            "scalerl.report(runs, versus)"
+        ),
         "to_frame to_pandas df frame dataframe to_json json": "write comparison.to_dict()",
         "fits": "write comparison.sides",
     },

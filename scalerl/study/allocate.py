@@ -33,12 +33,12 @@ from scalerl.scaling.frontiers import ranked
 from scalerl.scaling.law import Array
 from scalerl.tables.errors import CurveError
 
-LEAST = 0.05
+LEAST_PROBABILITY = 0.05
 """An arm continues while its probability of being the best is at least this share of the likeliest arm's.
 
 The probability itself shrinks as similar arms are added. With a limit on it, all of twenty similar arms would stop."""
 
-TOLERANCE = MARGIN / 4
+GAIN_TOLERANCE = MARGIN / 4
 """The study is over when more training would raise the chosen arm by less than this share of the metric's range."""
 
 Fits = Mapping[str, list[Fit]]
@@ -50,7 +50,7 @@ its runs, which more training would determine."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Continuation:
     """Whether one arm continues, and why."""
 
     arm: str
@@ -72,7 +72,7 @@ class Verdict:
 class Allocation:
     """Which arms get the next slice of a study's compute."""
 
-    verdicts: dict[str, Verdict]
+    verdicts: dict[str, Continuation]
     """One verdict for each arm, in the given order; no arm continues when the study is over."""
     best: str | None
     """The arm to choose if the study ended now; None while no arm can be judged, or if all have collapsed."""
@@ -104,7 +104,7 @@ def own_levels(drawn: Mapping[str, list[Array]], fits: Fits) -> Levels:
 
 
 def allocate(
-    arms: Mapping[str, Runs], levels_of: Callable[[Fits], Levels] = own_ceilings, tolerance: float = TOLERANCE
+    arms: Mapping[str, Runs], levels_of: Callable[[Fits], Levels] = own_ceilings, tolerance: float = GAIN_TOLERANCE
 ) -> Allocation:
     """Decide for each arm whether its runs get the next slice of compute.
 
@@ -128,20 +128,22 @@ def allocate(
     judged = {name: usable_fits(runs_of_arm) for name, runs_of_arm in runs.items()}
     fits = {name: fits_of_arm for name, (fits_of_arm, _, stopped) in judged.items() if fits_of_arm and not stopped}
     early = [name for name, (fits_of_arm, _, stopped) in judged.items() if not fits_of_arm and not stopped]
-    verdicts = {name: Verdict(name, name in early, None, math.nan, problem) for name, (_, problem, _) in judged.items()}
+    verdicts = {
+        name: Continuation(name, name in early, None, math.nan, problem) for name, (_, problem, _) in judged.items()
+    }
     if not fits:
         reason = "Continue: too early to judge any arm." if early else "Over: all arms have collapsed."
         return Allocation(verdicts, None, reason, math.nan)
     recipe_AD, trained_AD = levels_of(fits)
     options, _ = ranked([{"arm": name} for name in fits], recipe_AD, recipe_AD)
     most = max(option.probability_best for option in options)
-    in_play = [o.setting["arm"] for o in options if o is options[0] or o.probability_best >= LEAST * most]
+    in_play = [o.setting["arm"] for o in options if o is options[0] or o.probability_best >= LEAST_PROBABILITY * most]
     worth = float(trained_AD.max(axis=0).mean() - trained_AD.mean(axis=1).max())
     over, reason = ending(early, in_play, worth, tolerance * float(np.ptp(next(iter(fits.values()))[0].curve.bounds)))
     for option in options:
         name = option.setting["arm"]
         on = name in in_play and not over
-        verdicts[name] = Verdict(name, on, option.level, option.probability_best, verdicts[name].problem)
+        verdicts[name] = Continuation(name, on, option.level, option.probability_best, verdicts[name].problem)
     return Allocation(verdicts, in_play[0], reason, worth)
 
 
@@ -173,5 +175,7 @@ def ending(early: list[str], in_play: list[str], worth: float, needed: float) ->
     gain = f"more training raises the level of the chosen arm by {worth:.2g} on average"
     if worth < needed:
         return True, f"Over: {gain}, less than {needed:.2g}. Choose {in_play[0]}; more seeds would give more certainty."
-    stopped = f"Others stop: each has less than {LEAST:g} of the probability of the likeliest arm to be the best."
+    stopped = (
+        f"Others stop: each has less than {LEAST_PROBABILITY:g} of the probability of the likeliest arm to be the best."
+    )
     return False, f"Continue {', '.join(in_play)}: {gain}. {stopped}"

@@ -48,8 +48,8 @@ class StudyDirectory(StudyFiles):
         if file.exists():
             if (old := read_plan(file)) != plan:
                 raise ConfigError(
-                    f"{path} contains another study: {'; '.join(changes(old, plan))}. Give another -o, or resume that "
-                    f"study with `scalerl study resume {path}`. Nothing was changed"
+                    f"{path} contains another study: {'; '.join(plan_changes(old, plan))}. Give another -o, or resume "
+                    f"that study with `scalerl study resume {path}`. Nothing was changed"
                 )
             return cls(path, plan)
         check_encodable(path, "-o")
@@ -101,7 +101,7 @@ class StudyDirectory(StudyFiles):
             file.write(json.dumps(row) + "\n")
 
 
-def changes(old: Plan, new: Plan) -> list[str]:
+def plan_changes(old: Plan, new: Plan) -> list[str]:
     """Return the first differences between two plans, as text."""
     old_values, new_values = (flat(tomllib.loads(plan_toml(plan))) for plan in (old, new))
     names = [name for name in {**old_values, **new_values} if old_values.get(name) != new_values.get(name)]
@@ -111,7 +111,7 @@ def changes(old: Plan, new: Plan) -> list[str]:
     return differences[:8] or ["the arms are in another order"]
 
 
-class Held(NamedTuple):
+class ReusedRun(NamedTuple):
     """A run of another study that equals a run of this plan, or its first part."""
 
     path: Path
@@ -119,7 +119,7 @@ class Held(NamedTuple):
     """Number of steps of that run."""
 
 
-def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Held]:
+def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, ReusedRun]:
     """Return the runs of a plan that exist in other studies, complete or in part; the longest if there are several.
 
     Runs are equal if their configurations are equal except for the arm's name. A run with fewer steps is the first part
@@ -127,7 +127,7 @@ def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Hel
     are not used.
     """
     held = [
-        (_unending(config), Held(other.run(key), config.steps))
+        (_unending(config), ReusedRun(other.run(key), config.steps))
         for other in others
         for key in other.plan.runs()
         if other.step(key) == (config := other.plan.run_config(key)).steps and not other.in_training(key)

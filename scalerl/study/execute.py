@@ -27,7 +27,7 @@ from scalerl.study.predict import by_forecast, predict
 from scalerl.view.study import STOPPED
 
 
-class Job(Protocol):
+class RunProcess(Protocol):
     """A process that was started, such as a `subprocess.Popen`."""
 
     def poll(self) -> int | None:
@@ -43,7 +43,7 @@ class Workers(Protocol):
     count: int
     """Number of processes that can run in parallel."""
 
-    def start(self, command: Sequence[str], log: Path) -> Job:
+    def start(self, command: Sequence[str], log: Path) -> RunProcess:
         """Start a process whose output is appended to a log."""
 
 
@@ -69,7 +69,7 @@ class LocalWorkers:
             )
 
 
-POLL_S = 0.2
+PROCESSES_POLL_S = 0.2
 """Seconds between two polls of the processes."""
 
 
@@ -122,7 +122,7 @@ class Execution:
             self._fill(share)
             self._collect()
             self.display.update(self.states)
-            time.sleep(POLL_S)
+            time.sleep(PROCESSES_POLL_S)
 
     def _fill(self, share: float) -> None:
         """Start as many runs as there are free workers; a run that an earlier start left is awaited."""
@@ -192,7 +192,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class _Running:
-    job: Job
+    job: RunProcess
     target: int
     start_s: float
 

@@ -109,7 +109,7 @@ class Plan(Part):
         return self.config(self.arm(key.arm), key.seed)
 
 
-def check(plan: Plan) -> Plan:
+def checked_plan(plan: Plan) -> Plan:
     """Return the plan if it can be run and compared.
 
     Raises:
@@ -250,7 +250,7 @@ def read_plan(file: Path) -> Plan:
     listed = [{"name": name, "about": table.pop("about", ""), "changes": table} for name, table in arms.items()]
     head = {"name": file.stem, "reference": next(iter(arms), ""), **values}
     config = build(RunConfig, merge(_base(base, file), changes), str(file))
-    return check(build(Plan, {**head, "base": config, "arms": listed}, str(file)))
+    return checked_plan(build(Plan, {**head, "base": config, "arms": listed}, str(file)))
 
 
 def plan_toml(plan: Plan) -> str:

@@ -38,7 +38,7 @@ RATE_SEED = 1000
 BATCHES = (0.5, 2.0, 4.0)
 """Batches of the axes plan, in multiples of the base's prompts per step."""
 
-GROUPS = (0.25, 0.5, 2.0)
+GROUP_SIZES = (0.25, 0.5, 2.0)
 """Generations per prompt, in multiples of the base's, at the same completions per step."""
 
 LENGTHS = (0.75, 1.5)
@@ -121,7 +121,7 @@ def axes(base: RunConfig) -> Plan:
     for factor in BATCHES:
         prompts = max(1, round(recipe.prompts_per_step * factor))
         arms.append(_arm(f"prompts-{prompts}", "batch", {"recipe": {"prompts_per_step": prompts}}))
-    for factor in GROUPS:
+    for factor in GROUP_SIZES:
         samples = max(2, round(group * factor))
         sizes = {"generations_per_prompt": samples, "prompts_per_step": max(1, total // samples)}
         arms.append(_arm(f"generations-{samples}", "the same completions per step", {"recipe": sizes}))

@@ -2,7 +2,7 @@ r"""The answer of a completion: which span of its text is judged, for all tasks.
 
 A statement is a box, a tag, a line after `####`, or a phrase such as "the answer is". The last one counts, whatever its
 form: `\boxed{46}. Sorry, I made a mistake. Answer: 64` is 64. Of forms at the same place, such as a box in a tag, the
-first of `FORMS` counts. Only where there is no statement does the task look for the last expression of the text.
+first of `ANSWER_FORMS` counts. Only where there is no statement does the task look for the last expression of the text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from scalerl.tasks.base import MARK, in_braces, judged_text
 from scalerl.tasks.notation import lost_backslashes
-from scalerl.tasks.words import changes, in_digits
+from scalerl.tasks.words import changes_number, in_digits
 
-FORMS = ("box", "tag", "hashes", "phrase", "none")
+ANSWER_FORMS = ("box", "tag", "hashes", "phrase", "none")
 """The forms of an answer, in their rank at the same place."""
 
 
@@ -24,7 +24,7 @@ ANSWER_FORM = "answer_form"
 """Column of a prompt with the only form that counts (`data.answer_form`)."""
 
 
-class Span(NamedTuple):
+class AnswerSpan(NamedTuple):
     """A part of a text that states an answer.
 
     Example: Span(start=14, end=16, text="42")
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     text: str
     """The span that is the answer; the whole text after the thinking if there is no form."""
     form: str
-    """One of `FORMS`."""
+    """One of `ANSWER_FORMS`."""
 
 
 def find_answer(completion: str, only: str = "") -> Answer:
@@ -63,7 +63,7 @@ def statements(completion: str, only: str = "") -> list[Answer]:
     Examples: `\boxed{7}, no, <answer>8</answer>` -> 7 and 8; `<answer>\boxed{5}</answer>` -> 5; `So 9` -> the text.
     """
     text = lost_backslashes(_without_markup(_MARK.sub("\n", judged_text(completion))))
-    found: list[tuple[Span, str]] = []
+    found: list[tuple[AnswerSpan, str]] = []
     for form, find in FINDERS.items():
         span = find(text) if only in ("", form) else None
         inside = span and any(span.start < other.end and other.start < span.end for other, _ in found)
@@ -72,7 +72,7 @@ def statements(completion: str, only: str = "") -> list[Answer]:
     return [Answer(span.text, form) for span, form in sorted(found)] or [Answer(text, "none")]
 
 
-def _is_remark(text: str, span: Span) -> bool:
+def _is_remark(text: str, span: AnswerSpan) -> bool:
     """Return whether a phrase beside another statement states no value, as "the answer is an integer"."""
     stated = _VALUE.match(span.text) or in_digits(span.text) != span.text
     return not stated and re.search(r"final|:", text[span.start : span.end], re.IGNORECASE) is None
@@ -111,7 +111,7 @@ MOST_BOXES = 200
 """Number of boxes at the end of a text that are read."""
 
 
-def box(text: str) -> Span | None:
+def box(text: str) -> AnswerSpan | None:
     """Return the last complete box, or boxes that a comma, "and" or "or" joins."""
     contents: list[tuple[int, int, str]] = []
     for match in list(_BOX.finditer(text))[-MOST_BOXES:]:
@@ -136,7 +136,7 @@ def box(text: str) -> Span | None:
             break
         joined.insert(0, previous)
     texts = list(dict.fromkeys(content.strip() for _, _, content in joined))
-    return Span(joined[0][0], joined[-1][1], ", ".join(texts) if len(texts) > 1 else joined[-1][2])
+    return AnswerSpan(joined[0][0], joined[-1][1], ", ".join(texts) if len(texts) > 1 else joined[-1][2])
 
 
 LONGEST_BOX = 1 << 17
@@ -150,14 +150,14 @@ _TAG = re.compile(
 )
 
 
-def tag(text: str) -> Span | None:
+def tag(text: str) -> AnswerSpan | None:
     """Return the last tag that is not empty, with the statement in it; one without an end extends to the text's."""
     span = tagged(text)
     inside = span and (hashes(span.text) or phrase(span.text))
     return span._replace(text=inside.text) if span and inside else span
 
 
-def tagged(text: str) -> Span | None:
+def tagged(text: str) -> AnswerSpan | None:
     """Return the last `<answer>`, `<solution>` or `[ANSWER]` with its content as it stands; the case is free."""
     for match in reversed(list(_TAG.finditer(text))[-MOST_BOXES:]):
         name = re.escape(match[1] or match[2])
@@ -169,7 +169,7 @@ def tagged(text: str) -> Span | None:
             and not _EMPTY.fullmatch(content.strip()[:1000])
             and not _PLACEHOLDER.fullmatch(content.strip()[:60])
         ):
-            return Span(match.start(), match.end() + len(content), content)
+            return AnswerSpan(match.start(), match.end() + len(content), content)
     return None
 
 
@@ -182,14 +182,14 @@ _HEADING = re.compile(
 _VALUE = re.compile(r"[*\s]*(?:\\?\$|[€£¥]|\\[A-Za-z(\[]|[-+−(\[{.\d]|[A-Zb-z](?![A-Za-z]))")
 
 
-def hashes(text: str) -> Span | None:
+def hashes(text: str) -> AnswerSpan | None:
     """Return the line after the last `####`, unless it is a heading."""
     for match in reversed(list(_HASHES.finditer(text))[-MOST_BOXES:]):
         line = match[1].strip()
         if not line or _HEADING.match(line):
             continue
         if (_VALUE.match(line) and len(line) < 200) or not text[match.end() :].strip():
-            return Span(match.start(), match.end(), line)
+            return AnswerSpan(match.start(), match.end(), line)
     return None
 
 
@@ -223,9 +223,9 @@ _CLAUSE = re.compile(
 )
 
 
-def phrase(text: str) -> Span | None:
+def phrase(text: str) -> AnswerSpan | None:
     """Return the last "the answer is", "答案是" or a phrase like it, with what follows to the end of its sentence."""
-    fields = [Span(match.start(), match.end(), _of_json(match[2])) for match in _FIELD.finditer(text)][-1:]
+    fields = [AnswerSpan(match.start(), match.end(), _of_json(match[2])) for match in _FIELD.finditer(text)][-1:]
     for match in reversed(list(_PHRASE.finditer(text))[-MOST_BOXES:]):
         if fields and fields[0].end > match.start():
             break
@@ -236,15 +236,15 @@ def phrase(text: str) -> Span | None:
         option = _OPTION_WORD.match(tail)
         span = _EMPHASIS_END.sub("", _span(tail[option.end() :] if option else tail))
         if span.strip(" .*_`") and not _EMPTY.fullmatch(span.strip()) and not _COMMENT.match(span):
-            return Span(match.start(), match.end() + len(span), span)
+            return AnswerSpan(match.start(), match.end() + len(span), span)
     if fields:
         return fields[0]
     for option in reversed(list(_OPTION.finditer(text))):
-        return Span(option.start(), option.end(), option[1] or option[2])
+        return AnswerSpan(option.start(), option.end(), option[1] or option[2])
     for several in reversed(list(_SEVERAL.finditer(text))):
         span = _span(text[several.end() :][:LONGEST_PHRASE].lstrip())
         listed = span.count("=") > 1 or re.search(r"\d[\s$]*(?:,|and|or)[\s$]*-?\d", span)
-        return Span(several.start(), several.end() + len(span), span) if listed else None
+        return AnswerSpan(several.start(), several.end() + len(span), span) if listed else None
     return None
 
 
@@ -288,7 +288,7 @@ def _span(text: str) -> str:
     ending = _SENTENCE_END.search(text)
     sentence = text[: ending.start()] if ending else text
     formulas: list[str] = _DOLLARS.findall(sentence)
-    if formulas and not changes(sentence):
+    if formulas and not changes_number(sentence):
         outside = _DOLLARS.sub(" ", sentence)
         if re.fullmatch(r"[\s,.;*]*(?:(?:and|or)[\s,]*)*[\s.*]*", outside) or sentence.startswith("$") is False:
             return ", ".join(formulas) if len(formulas) > 1 and sentence.startswith("$") else formulas[-1]

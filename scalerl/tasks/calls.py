@@ -1,7 +1,7 @@
 r"""Calls of tools in a completion, in the forms in which models write them.
 
-`FORMS` has one entry for each form. The chat template of a model shows its form (`template_form` of tools.py), and then
-only this one is read; any form is read where the template shows none. Calls in the thinking do not count.
+`CALL_FORMS` has one entry for each form. The chat template of a model shows its form (`template_form` of tools.py), and
+then only this one is read; any form is read where the template shows none. Calls in the thinking do not count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORM = "call_form"
 """Column of a prompt with the form that the chat template shows (`template_form`); empty: it is not known."""
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call of a tool.
 
     Example: Call(name="look_up", arguments={"city": "Rome"})
@@ -33,7 +33,7 @@ class Call(NamedTuple):
     """Why the call could not be read."""
 
 
-class Form(NamedTuple):
+class CallForm(NamedTuple):
     """A form of calls.
 
     Example: Form("hermes", "<tool_call>(?P<calls>.*?)</tool_call>", read_json, '<tool_call>{"name": ...}</tool_call>')
@@ -132,56 +132,56 @@ def read_gemma(text: str) -> Any:
 
 _NAME = r"\s*(?:functions\.)?(?P<name>[\w.-]+?)"
 _MARKS = rf"(?:{MARK}|\s)*"
-FORMS = (
-    Form("qwen3.5",
+CALL_FORMS = (
+    CallForm("qwen3.5",
          rf"(?:<{_SPACE}tool_call>\s*)?<function=(?P<name>[^<>\s]+)>(?P<arguments>.*?)(?:</function>|\Z)"
          rf"(?:\s*</{_SPACE}tool_call>)?", read_tags,
          "<tool_call>\n<function=look_up>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"),
-    Form("glm", rf"<tool_call>{_NAME}\s*(?P<arguments>(?=</tool_call>)|<arg_key>.*?)(?:</tool_call>|\Z)", read_tags,
+    CallForm("glm", rf"<tool_call>{_NAME}\s*(?P<arguments>(?=</tool_call>)|<arg_key>.*?)(?:</tool_call>|\Z)", read_tags,
          "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"),
-    Form("hermes", r"<tool_call>(?P<calls>.*?)(?:</tool_call>|\Z)", read_json,
+    CallForm("hermes", r"<tool_call>(?P<calls>.*?)(?:</tool_call>|\Z)", read_json,
          '<tool_call>\n{"name": "look_up", "arguments": {"city": "Rome"}}\n</tool_call>'),
-    Form("mistral",
+    CallForm("mistral",
          rf"\[TOOL_CALLS\]{_NAME}(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?P<arguments>\{{.*?)(?=\[TOOL_CALLS\]|\Z)",
          read_json,
          '[TOOL_CALLS]look_up[ARGS]{"city": "Rome"}'),
-    Form("mistral-json", r"\[TOOL_CALLS\](?P<calls>.*)", read_json,
+    CallForm("mistral-json", r"\[TOOL_CALLS\](?P<calls>.*)", read_json,
          '[TOOL_CALLS] [{"name": "look_up", "arguments": {"city": "Rome"}}]'),
-    Form("deepseek",
+    CallForm("deepseek",
          r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^<\s]+)(?:<｜tool▁sep｜>)?"
          r"\s*(?:```json)?(?P<arguments>.*?)(?:```\s*)?(?:<｜tool▁call▁end｜>|\Z)\s*(?:<｜tool▁calls▁end｜>)?",
          read_json,
          '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
          "<｜tool▁calls▁end｜>"),
-    Form("gpt-oss",
+    CallForm("gpt-oss",
          rf"(?:(?:<\|start\|>assistant)?<\|channel\|>\s*commentary\s*)?\bto={_NAME}(?:<\|channel\|>\s*commentary)?"
          r"\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>(?P<arguments>\s*\{.*?)(?:<\|call\|>|<\|end\|>|\Z)",
          read_json,
          '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Rome"}<|call|>'),
-    Form("kimi",
+    CallForm("kimi",
          rf"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>"
          r"(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)\s*(?:<\|tool_calls_section_end\|>)?", read_json,
          "<|tool_calls_section_begin|><|tool_call_begin|>functions.look_up:0<|tool_call_argument_begin|>"
          '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>'),
-    Form("invoke",
+    CallForm("invoke",
          rf"(?:<{_SPACE}(?:function_calls|tool_call)>\s*)?<{_SPACE}invoke name=\"(?P<name>[^\"]+)\">"
          rf"(?P<arguments>.*?)(?:</{_SPACE}invoke>|\Z)(?:\s*</{_SPACE}(?:function_calls|tool_call)>)?", read_tags,
          '<minimax:tool_call>\n<invoke name="look_up">\n<parameter name="city">Rome</parameter>\n</invoke>\n'
          "</minimax:tool_call>"),
-    Form("gemma", r"<\|tool_call>call:(?P<name>[\w.-]+)(?P<arguments>\{.*?)(?:<tool_call\|>|\Z)", read_gemma,
+    CallForm("gemma", r"<\|tool_call>call:(?P<name>[\w.-]+)(?P<arguments>\{.*?)(?:<tool_call\|>|\Z)", read_gemma,
          '<|tool_call>call:look_up{city:<|"|>Rome<|"|>}<tool_call|>'),
-    Form("marked-json",
+    CallForm("marked-json",
          r"(?:<\|tool_call\|>|functools(?=\[)|<tool_calls>|<TOOLCALL>"
          r"|<\|START_ACTION\|>|<\|action_start\|><\|plugin\|>)(?P<calls>.*?)"
          r"(?:<\|/tool_call\|>|</tool_calls>|</TOOLCALL>|<\|END_ACTION\|>|<\|action_end\|>|\Z)", read_json,
          '<|tool_call|>[{"name": "look_up", "arguments": {"city": "Rome"}}]<|/tool_call|>'),
-    Form("json", rf"\A{_MARKS}(?P<calls>(?=\{{|\[\s*\{{)(?=.*\"name\")(?=.*\"(?:parameters|arguments)\").*)", read_json,
-         '{"name": "look_up", "parameters": {"city": "Rome"}}'),
-    Form("pythonic",
+    CallForm("json", rf"\A{_MARKS}(?P<calls>(?=\{{|\[\s*\{{)(?=.*\"name\")(?=.*\"(?:parameters|arguments)\").*)",
+         read_json, '{"name": "look_up", "parameters": {"city": "Rome"}}'),
+    CallForm("pythonic",
          r"(?:<\|tool_call_start\|>|<\|python_start\|>|<function_calls>)(?P<calls>.*?)"
          r"(?:<\|tool_call_end\|>|<\|python_end\|>|</function_calls>|\Z)", read_python,
          '<|tool_call_start|>[look_up(city="Rome")]<|tool_call_end|>'),
-    Form("python-list", rf"\A{_MARKS}(?P<calls>\[\s*[A-Za-z_][\w.]*\(\s*(?:\w+\s*=.*)?\)[\s,]*\]){_MARKS}\Z",
+    CallForm("python-list", rf"\A{_MARKS}(?P<calls>\[\s*[A-Za-z_][\w.]*\(\s*(?:\w+\s*=.*)?\)[\s,]*\]){_MARKS}\Z",
          read_python,
          '[look_up(city="Rome")]'),
 )  # fmt: skip
@@ -191,16 +191,16 @@ qwen3.5 that of Qwen3-Coder, Nemotron 3 and Seed-OSS, hermes that of Qwen 2.5 an
 V3.1, invoke those of MiniMax M2 and DeepSeek V3.2, marked-json those of Phi-4, Granite, Nemotron Nano, Command R and
 InternLM, json that of Llama 3.1, pythonic those of LFM2 and Olmo 3, python-list those of Llama 3.2 and Llama 4.
 """
-BY_NAME = {form.name: form for form in FORMS}
-_COMPILED = {form.name: re.compile(form.pattern, re.DOTALL) for form in FORMS}
+BY_NAME = {form.name: form for form in CALL_FORMS}
+_COMPILED = {form.name: re.compile(form.pattern, re.DOTALL) for form in CALL_FORMS}
 
 
-def calls(completion: str, form: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
+def calls(completion: str, form: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> list[ToolCall]:
     """Return the calls in a completion; calls in the thinking do not count. The arguments are those of `split`."""
     return split(completion, form, tools)[1]
 
 
-def split(completion: str, form: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[Call]]:
+def split(completion: str, form: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, list[ToolCall]]:
     """Return a completion without its calls, and the calls.
 
     Args:
@@ -210,7 +210,7 @@ def split(completion: str, form: str = "", tools: Sequence[Mapping[str, Any]] = 
     """
     thinking, ended, text = completion.rpartition(END_THINK)
     text = text.partition(THINK)[0]
-    for each in [BY_NAME[form]] if form else FORMS:
+    for each in [BY_NAME[form]] if form else CALL_FORMS:
         pattern = _COMPILED[each.name]
         if matches := list(pattern.finditer(text[-LONGEST_TEXT:])):
             rest = f"{thinking}{ended}{pattern.sub('', text)}".strip()
@@ -218,7 +218,7 @@ def split(completion: str, form: str = "", tools: Sequence[Mapping[str, Any]] = 
     return completion, []
 
 
-def _read(form: Form, match: re.Match[str], tools: Sequence[Mapping[str, Any]]) -> list[Call]:
+def _read(form: CallForm, match: re.Match[str], tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
     """Return the calls of one match."""
     several = "calls" in match.groupdict()
     content = without_marks(match["calls" if several else "arguments"], MARK).strip()
@@ -228,12 +228,12 @@ def _read(form: Form, match: re.Match[str], tools: Sequence[Mapping[str, Any]]) 
         return [_call(request, tools) for request in (requests if isinstance(requests, list) else [requests])]
     except ValueError as error:
         kind = "JSON" if form.read is read_json else f"of the form {form.name}"
-        return [Call("", None, f"the call is not {kind}: {error}; allowed: calls such as {form.example}")]
+        return [ToolCall("", None, f"the call is not {kind}: {error}; allowed: calls such as {form.example}")]
 
 
-def _call(request: Any, tools: Sequence[Mapping[str, Any]]) -> Call:
+def _call(request: Any, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
     if not isinstance(request, dict):
-        return Call(None, None)
+        return ToolCall(None, None)
     request = request["function"] if isinstance(request.get("function"), dict) else request
     name = request.get("name", request.get("tool_name"))
     arguments = request.get("arguments", request.get("parameters"))
@@ -242,7 +242,7 @@ def _call(request: Any, tools: Sequence[Mapping[str, Any]]) -> Call:
     if isinstance(arguments, dict):
         properties = _properties(name, tools)
         arguments = {key: _typed(value, properties.get(key)) for key, value in arguments.items()}
-    return Call(name, arguments)
+    return ToolCall(name, arguments)
 
 
 def _properties(name: Any, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

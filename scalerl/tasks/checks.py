@@ -25,7 +25,7 @@ from scalerl.types import AGENT, PROGRAMS, TURNS, Prompt
 
 CHECKED = 2_000
 """Largest number of references of a task that are checked; of more, those with the smallest ids, which are hashes."""
-NAMED = 20
+NAMED_ROWS = 20
 """Maximum number of rows named in a message."""
 DOLLAR = re.compile(r"(?<!\\)\$")
 """The delimiter of a formula; an escaped dollar sign is currency."""
@@ -44,7 +44,7 @@ def check_tests(prompts: Sequence[Prompt]) -> None:
         except BadTests as error:
             problems.append(f"{prompt.where}: {error}")
     if problems:
-        raise ConfigError("\n".join([*problems[:NAMED], *_more(len(problems))]))
+        raise ConfigError("\n".join([*problems[:NAMED_ROWS], *_more(len(problems))]))
 
 
 def reference_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequence[Prompt]) -> list[str]:
@@ -74,7 +74,7 @@ def reference_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequen
         failed = _failing(scoring, task, checked)
         if not failed:
             continue
-        named = "; ".join([*failed[:NAMED], *_more(len(failed))])
+        named = "; ".join([*failed[:NAMED_ROWS], *_more(len(failed))])
         counts = f"{len(failed)} of {len(task_prompts)} references fail"
         if checked is not answers:
             counts = f"{len(failed)} of {len(checked)} references, a sample of {len(answers)}, fail"
@@ -89,7 +89,7 @@ def reference_notes(tasks: Sequence[TaskData], scoring: Scoring, prompts: Sequen
 
 
 def _more(count: int) -> list[str]:
-    return [f"and {count - NAMED} more"] if count > NAMED else []
+    return [f"and {count - NAMED_ROWS} more"] if count > NAMED_ROWS else []
 
 
 def _failing(scoring: Scoring, task: TaskData, answers: Sequence[tuple[Prompt, str]]) -> list[str]:
@@ -104,11 +104,11 @@ def _math(prompt: Prompt) -> str | None:
     if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", answer):
         return None
     bare = DOLLAR.sub("", answer)
-    form = WRITTEN.get(str(prompt.columns.get(ANSWER_FORM)))
+    form = WRITTEN_FORMS.get(str(prompt.columns.get(ANSWER_FORM)))
     return form.format(bare) if form else answer if "\\boxed" in answer else f"\\boxed{{{bare}}}"
 
 
-WRITTEN = {"tag": "<answer>{}</answer>", "hashes": "#### {}", "phrase": "The answer is {}"}
+WRITTEN_FORMS = {"tag": "<answer>{}</answer>", "hashes": "#### {}", "phrase": "The answer is {}"}
 """A reference in the forms other than a box."""
 
 

@@ -36,7 +36,7 @@ class Failed(Exception):
     """The program failed a test. The message describes the failure."""
 
 
-class Judge:
+class ProgramJudge:
     """Runs the tests of programs one after another, each in fresh sandboxes."""
 
     def __init__(self, settings: Sandbox) -> None:
@@ -50,7 +50,7 @@ class Judge:
 
     def verdict(self, program: str, tests: Tests) -> Verdict:
         """Return whether a program passes all tests; stop at the first failure."""
-        passed, text = self._run(lambda ends: KINDS[type(tests)](self, program, tests, ends))
+        passed, text = self._run(lambda ends: TEST_KINDS[type(tests)](self, program, tests, ends))
         return verdict(passed, f"passed: {text}" if passed else text)
 
     def output(self, program: str) -> str:
@@ -167,7 +167,11 @@ class Judge:
         return min(ends, time.monotonic() + self._settings.test_s) + spare_s
 
 
-KINDS: dict[type, Callable[..., str]] = {InputOutput: Judge._input_output, Calls: Judge._calls, Checks: Judge._checks}
+TEST_KINDS: dict[type, Callable[..., str]] = {
+    InputOutput: ProgramJudge._input_output,
+    Calls: ProgramJudge._calls,
+    Checks: ProgramJudge._checks,
+}
 
 
 def _of_program(payload: bytes, read: Callable[..., T], *words: Any) -> T:
@@ -194,13 +198,13 @@ def prepare(scoring: Scoring) -> None:
 
 
 @cache
-def judge() -> Judge:
-    """Return the judge of this process; raises what `Judge` raises."""
-    return Judge(_settings)
+def judge() -> ProgramJudge:
+    """Return the judge of this process; raises what `ProgramJudge` raises."""
+    return ProgramJudge(_settings)
 
 
 def start(scoring: Scoring) -> None:
-    """Prepare this process for `verify`; raises what `Judge` raises."""
+    """Prepare this process for `verify`; raises what `ProgramJudge` raises."""
     prepare(scoring)
     judge()
 

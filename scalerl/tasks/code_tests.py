@@ -18,7 +18,7 @@ from scalerl.tasks.code_answer import code_of_prompt, syntax_tree
 from scalerl.tasks.sandbox.guest.plain import dumps
 from scalerl.tasks.sandbox.guest.program import FROM, MODULES
 
-ALLOWED = (
+ALLOWED_TESTS = (
     '{"inputs": [...], "outputs": [...]} with or without "fn_name", a list of {"input": ..., "output": ...}, a list of '
     'assertions, or {"test": "def check(candidate): ...", "entry_point": "name"}; each also as JSON text; or a test '
     "file, with 'from solution import NAME'"
@@ -93,15 +93,17 @@ def read_tests(columns: Mapping[str, Any]) -> Tests:
     Raises:
         BadTests: There are no tests, or their form is unknown.
     """
-    tests, tolerance = _tests(columns), columns.get(TOLERANCE)
+    tests, tolerance = _tests(columns), columns.get(TOLERANCE_COLUMN)
     if tolerance is None or isinstance(tests, Checks):
         return tests
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1:
-        raise BadTests(f"{TOLERANCE!r}: got {short(tolerance)}; allowed: a number from 0 to below 1, such as 1e-6")
+        raise BadTests(
+            f"{TOLERANCE_COLUMN!r}: got {short(tolerance)}; allowed: a number from 0 to below 1, such as 1e-6"
+        )
     return replace(tests, tolerance=float(tolerance))
 
 
-TOLERANCE = "float_tolerance"
+TOLERANCE_COLUMN = "float_tolerance"
 """Column with the tolerance of a row."""
 
 
@@ -115,7 +117,7 @@ def _tests(columns: Mapping[str, Any]) -> Tests:
             return _parse(columns[name], name, columns)
     if columns.get("public_test_cases") is not None:
         return _parse(livecodebench_cases(columns), "public_test_cases", columns)
-    raise BadTests(f"'tests': the row has none (columns here: {', '.join(columns)}); allowed: {ALLOWED}")
+    raise BadTests(f"'tests': the row has none (columns here: {', '.join(columns)}); allowed: {ALLOWED_TESTS}")
 
 
 def _parse(cell: Any, field: str, columns: Mapping[str, Any]) -> Tests:
@@ -128,7 +130,7 @@ def _parse(cell: Any, field: str, columns: Mapping[str, Any]) -> Tests:
         return _assertions(value, columns, field)
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         return _cases(value, columns, field)
-    raise BadTests(f"{field!r}: got {short(cell)}; allowed: {ALLOWED}")
+    raise BadTests(f"{field!r}: got {short(cell)}; allowed: {ALLOWED_TESTS}")
 
 
 def from_text(value: Any, field: str) -> Any:
@@ -145,7 +147,7 @@ def from_text(value: Any, field: str) -> Any:
         tree = syntax_tree(value)
         if tree is not None and (cases_of(tree) or any(isinstance(node, ast.Assert) for node in ast.walk(tree))):
             return [value]
-        raise BadTests(f"{field!r}: neither JSON ({error}) nor assertions; allowed: {ALLOWED}") from None
+        raise BadTests(f"{field!r}: neither JSON ({error}) nor assertions; allowed: {ALLOWED_TESTS}") from None
 
 
 def _source(code: Any, field: str) -> str:

@@ -23,7 +23,7 @@ from scalerl.tasks.base import Verdict
 from scalerl.tasks.pool import Step, in_this_process
 from scalerl.types import Prompt
 
-TRIES = 4
+MOST_TRIES = 4
 """Rows that a task may make for each distinct one."""
 
 END = object()
@@ -31,7 +31,7 @@ END = object()
 SLICE_S = 1.0
 """Seconds after which a process hands over the rows that it has made."""
 
-ALLOWED = "a number from 0 to 1, True or False, or a pair of that and a reason"
+ALLOWED_SCORES = "a number from 0 to 1, True or False, or a pair of that and a reason"
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
@@ -120,8 +120,8 @@ def _more_rows(task: CustomTask, count: int, begun: int) -> tuple[list[dict[str,
 
 
 def _distinct(user_task: Any, count: int, name: str) -> Iterator[dict[str, Any]]:
-    prompts, rows = set[str](), call(lambda: iter(user_task.rows(TRIES * count)), f"{name}.rows")
-    for index in range(TRIES * count):
+    prompts, rows = set[str](), call(lambda: iter(user_task.rows(MOST_TRIES * count)), f"{name}.rows")
+    for index in range(MOST_TRIES * count):
         row = call(next, f"{name}.rows", rows, END)
         if row is END:
             break
@@ -164,5 +164,5 @@ def score_of(task: Any, name: str, row: Mapping[str, Any], completion: str) -> t
     score, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
     value = finite_number(score)
     if value is None or not 0 <= value <= 1:
-        raise PluginError(f"{name}.score returned {describe(returned)}; allowed: {ALLOWED}")
+        raise PluginError(f"{name}.score returned {describe(returned)}; allowed: {ALLOWED_SCORES}")
     return value, str(reason) or f"score {value:g}"

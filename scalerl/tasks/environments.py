@@ -25,7 +25,7 @@ REWARD = "scalerl.tasks.environments:rewards"
 """Import path of the reward function, in the form of `data.reward`."""
 
 
-def load(environment: str, arguments: Mapping[str, Any]) -> Any:
+def load_environment(environment: str, arguments: Mapping[str, Any]) -> Any:
     """Return an environment of the `verifiers` package.
 
     Raises:
@@ -78,7 +78,7 @@ class SeveralTurns:
 
     def __init__(self, environment: str, arguments: Mapping[str, Any]) -> None:
         """Load the environment."""
-        self._environment = load(environment, arguments)
+        self._environment = load_environment(environment, arguments)
 
     def reply(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> Reply:
         """Return the environment's next messages; at its end, the reward of its rubric and the rubric's metrics.
@@ -146,7 +146,7 @@ def _response(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
     return Response(id="0", created=0, model="policy", message=message)
 
 
-def rewards(
+def rubric_rewards(
     prompts: Sequence[Any],
     completions: Sequence[Any],
     environment: Sequence[str],
@@ -214,4 +214,4 @@ def _info(info: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _cached(environment: str, arguments: str) -> Any:
-    return load(environment, json.loads(arguments))
+    return load_environment(environment, json.loads(arguments))

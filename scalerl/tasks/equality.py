@@ -18,17 +18,17 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from scalerl.tasks import values
-from scalerl.tasks.notation import normal, spelled, squeezed
+from scalerl.tasks.notation import normal, one_spelling, squeezed
 from scalerl.tasks.units import convert
 from scalerl.tasks.values import Number, number
-from scalerl.tasks.words import WORTH, changes
+from scalerl.tasks.words import WORTH, changes_number
 
-REMEMBERED = 4096
+REMEMBERED_ANSWERS = 4096
 """Number of parsed answers and comparisons cached per process. Parsing takes 1 to 100 ms, and the completions of a
 prompt share the reference and often the answer."""
 
 
-class Judged(NamedTuple):
+class EqualityVerdict(NamedTuple):
     """The verdict on two answers, and what decided it.
 
     Example: Judged(equal=True, by="numbers")
@@ -39,35 +39,35 @@ class Judged(NamedTuple):
     """Name of the rule, `math-verify`, or `text` for an answer that nothing could read."""
 
 
-@lru_cache(REMEMBERED)
-def judge(reference: str, answer: str) -> Judged:
+@lru_cache(REMEMBERED_ANSWERS)
+def judge(reference: str, answer: str) -> EqualityVerdict:
     """Return whether an answer equals the reference; both are as they were written."""
-    (expected, unit), (got, other) = spelled(reference), spelled(answer)
+    (expected, unit), (got, other) = one_spelling(reference), one_spelling(answer)
     if not expected or not got:
-        return Judged(False, "empty")
+        return EqualityVerdict(False, "empty")
     if (unit or _GLUED.fullmatch(expected)) and not other:
-        got, other = spelled(_GLUED.sub(r"\1 \2", got))
+        got, other = one_spelling(_GLUED.sub(r"\1 \2", got))
     if (other or _GLUED.fullmatch(got)) and not unit:
-        expected, unit = spelled(_GLUED.sub(r"\1 \2", expected))
+        expected, unit = one_spelling(_GLUED.sub(r"\1 \2", expected))
     if unit and other and unit != other:
         got = convert(got, other, unit) or ""
     strange = unit and not other and re.fullmatch(r"[-+]?[\d.,]+ [A-Za-z]", got)
     if not got or strange or (unit and got.endswith("%")) or (other and expected.endswith("%")):
-        return Judged(False, "units")
-    if changes(expected) or changes(got):
-        return Judged(squeezed(expected) == squeezed(got), "text")
-    for rule in RULES:
+        return EqualityVerdict(False, "units")
+    if changes_number(expected) or changes_number(got):
+        return EqualityVerdict(squeezed(expected) == squeezed(got), "text")
+    for rule in EQUALITY_RULES:
         verdict = rule(expected, got)
         if verdict is not None:
-            return Judged(verdict, rule.__name__)
+            return EqualityVerdict(verdict, rule.__name__)
     if not (is_readable(expected) and is_readable(got)):
-        return Judged(False, "text")
+        return EqualityVerdict(False, "text")
     if words(reference) != words(answer):
-        return Judged(False, "text")
+        return EqualityVerdict(False, "text")
     parsed = _read(expected), _read(got)
     if not all(parsed):
-        return Judged(False, "text")
-    return Judged(_same(*parsed), "math-verify")
+        return EqualityVerdict(False, "text")
+    return EqualityVerdict(_same(*parsed), "math-verify")
 
 
 _GLUED = re.compile(r"^([-+]?[\d.,]+)([A-Za-z])$")
@@ -391,8 +391,8 @@ def _items(text: str) -> tuple[str, list[str]]:
     return opened, [item.strip() for pair in signed for item in pair if item.strip()]
 
 
-Rule = Callable[[str, str], bool | None]
-RULES: tuple[Rule, ...] = (
+EqualityRule = Callable[[str, str], bool | None]
+EQUALITY_RULES: tuple[EqualityRule, ...] = (
     same_text, choice, times, bases, numbers, dots, intervals, lists,
 )  # fmt: skip
 """The rules in their order."""
@@ -405,7 +405,7 @@ def prepare() -> None:
     from math_verify import parser
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that its limit is off
-    parser.parse_latex_cached = lru_cache(REMEMBERED)(parser.parse_latex_cached.__wrapped__)
+    parser.parse_latex_cached = lru_cache(REMEMBERED_ANSWERS)(parser.parse_latex_cached.__wrapped__)
 
 
 def read(text: str) -> tuple[Any, ...]:
@@ -430,7 +430,7 @@ def is_readable(text: str) -> bool:
     return deepest <= MOST_BRACKETS
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(REMEMBERED_ANSWERS)
 def _read(answer: str) -> tuple[Any, ...]:
     """Return the reading of a whole answer; empty if Math-Verify reads only a part of it, such as its last number."""
     readings = read(f"\\boxed{{{answer}}}")

@@ -23,12 +23,12 @@ from scalerl.tasks.base import Verdict, judged_text
 from scalerl.tasks.repetition import question
 from scalerl.types import Prompt
 
-WAIT_S = 1.0
+RETRY_WAIT_S = 1.0
 """Wait before the first repetition of a request, seconds; it doubles each time."""
 
-REMEMBERED = 100_000
+REMEMBERED_SCORES = 100_000
 """Number of scores that are kept by the content of their requests."""
-MOST_BYTES = 4 << 20
+MOST_REPLY_BYTES = 4 << 20
 """Size of the largest reply that is read."""
 AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Status of a server that may succeed later."""
@@ -72,7 +72,7 @@ class Client:
             else:
                 with self._lock:
                     self._scores[key] = scored
-                    if len(self._scores) > REMEMBERED:
+                    if len(self._scores) > REMEMBERED_SCORES:
                         self._scores.popitem(last=False)
                 return scored
         raise NoScore(f"the judge {self.settings.url} gave no score ({problem[:300]})")
@@ -80,7 +80,7 @@ class Client:
     def _wait(self, attempt: int) -> None:
         """Wait for the rate limit, and before a repetition."""
         if attempt:
-            time.sleep(min(WAIT_S * 2 ** (attempt - 1), 60.0))
+            time.sleep(min(RETRY_WAIT_S * 2 ** (attempt - 1), 60.0))
         if not self.settings.per_minute:
             return
         with self._lock:
@@ -108,8 +108,8 @@ class Client:
                 received += part
                 if time.monotonic() > ends:
                     raise TimeoutError(f"took longer than {settings.timeout_s:g} s")
-                if len(received) > MOST_BYTES:
-                    raise ValueError(f"a reply of more than {MOST_BYTES >> 20} MiB")
+                if len(received) > MOST_REPLY_BYTES:
+                    raise ValueError(f"a reply of more than {MOST_REPLY_BYTES >> 20} MiB")
         content = json.loads(received)["choices"][0]["message"]["content"]
         if not isinstance(content, str):
             raise ValueError("a reply without text")

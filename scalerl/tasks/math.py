@@ -12,14 +12,14 @@ from functools import lru_cache
 
 from scalerl.config.run import Scoring
 from scalerl.tasks import equality
-from scalerl.tasks.answers import ANSWER_FORM, FORMS, Answer, box, statements
+from scalerl.tasks.answers import ANSWER_FORM, ANSWER_FORMS, Answer, box, statements
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.equality import EQUALS, judge, letters, sides
-from scalerl.tasks.notation import LONGEST, lost_backslashes, normal, prose
+from scalerl.tasks.notation import LONGEST_ANSWER, lost_backslashes, normal, prose
 from scalerl.tasks.repetition import numbers_in_prompt, repeats_expression, spelled, stands_in
 from scalerl.tasks.units import together, unit
 from scalerl.tasks.values import number
-from scalerl.tasks.words import changes
+from scalerl.tasks.words import changes_number
 from scalerl.types import Prompt
 
 _settings = Scoring()
@@ -42,9 +42,9 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     if not normal(gold):
         return verdict(False, f"the reference {prompt.answer!r} is not a mathematical expression")
     only = str(prompt.columns.get(ANSWER_FORM) or "")
-    found = statements(completion, only if only in FORMS else "")
+    found = statements(completion, only if only in ANSWER_FORMS else "")
     span, answer = found[-1], _of_kind(gold, found)
-    if only in FORMS and span.form != only:
+    if only in ANSWER_FORMS and span.form != only:
         return verdict(False, f"found no answer in the form {only} (data.answer_form)")._replace(form="none")
     form, answer = span.form, answer or _answer(span)
     if answer is None:
@@ -64,7 +64,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     return verdict(passed, reason)._replace(answer=answer, form=form, text_only=by == "text")
 
 
-@lru_cache(equality.REMEMBERED)
+@lru_cache(equality.REMEMBERED_ANSWERS)
 def reference(answer: str) -> str:
     """Return a reference answer: the content of its box if it has one."""
     boxed = box(answer) if "box" in answer else None
@@ -110,7 +110,7 @@ _SHORT = 200
 def _answer(span: Answer) -> str | None:
     """Return the expression in the span of an answer: all of a box, the last expression of a sentence."""
     text = span.text
-    if span.form == "box" or len(text) > LONGEST:
+    if span.form == "box" or len(text) > LONGEST_ANSWER:
         return text if span.form != "none" else _last(text[-_TAIL:])
     bare = normal(text)
     if len(text) <= _SHORT and (span.form != "none" or _is_value(bare)):
@@ -144,7 +144,7 @@ _TAIL = equality.MOST_CHARACTERS
 """Characters at the end of a text in which its last expression is looked for."""
 
 
-@lru_cache(equality.REMEMBERED)
+@lru_cache(equality.REMEMBERED_ANSWERS)
 def _last(text: str) -> str | None:
     """Return the last expression of a text, as Math-Verify finds it."""
     bare = prose(_TAGS.sub(" ", text[-_TAIL:]))
@@ -156,7 +156,7 @@ def _last(text: str) -> str | None:
     found = str(readings[-1])
     before, _, after = bare.rpartition(found)
     before = re.split(r"[.,;:!?](?=\s)|\n", before)[-1][-_SHORT:]
-    if changes(before + found + re.split(r"[.;:!?](?=\s|$)|\n", after)[0], len(before), len(before + found)):
+    if changes_number(before + found + re.split(r"[.;:!?](?=\s|$)|\n", after)[0], len(before), len(before + found)):
         return None
     behind = re.match(r"\$?\s*([A-Za-z]+(?:[\s/^{}\d]+[A-Za-z]+){0,3}(?:\s*\^\s*\{?\d\}?)?)", after)
     words = behind[1].split() if behind else []
@@ -173,8 +173,8 @@ _TAGS = re.compile(r"</?[A-Za-z][\w-]+>")
 
 DECIMAL = r"[-+]?(?:\d+\.?\d*|\.\d+)"
 FRACTION = r"[-+]?(?:\d+ +)?[-+]?\d+ ?/ ?[-+]?\d+"
-SCIENTIFIC = rf"{DECIMAL} ?\* ?10 ?\^ ?[-+]?\d+"
-NUMERAL = re.compile(rf"(?:{FRACTION}|{SCIENTIFIC}|{DECIMAL}) ?%?")
+SCIENTIFIC_NUMBER = rf"{DECIMAL} ?\* ?10 ?\^ ?[-+]?\d+"
+NUMERAL = re.compile(rf"(?:{FRACTION}|{SCIENTIFIC_NUMBER}|{DECIMAL}) ?%?")
 """A number in digits, in the spelling of `spelled`; a fraction may be mixed."""
 BEFORE, AFTER = re.compile(r"(\S+)\s*=\s*(?:\$|\\boxed\{)*\s*$"), re.compile(r"[}$\s]*=\s*(\S+)")
 """The sides of an equation of which one side was found: `156 = 12 * 13`, `\\boxed{12 * 13} = 156`."""
@@ -188,7 +188,7 @@ def numeral(text: str) -> str | None:
     """
     bare = normal(text)
     digits = re.sub(r"^([-+]) ", r"\1", spelled(re.sub(r"\\[{}]", "", bare)))
-    if len(digits) > LONGEST or not NUMERAL.fullmatch(digits):
+    if len(digits) > LONGEST_ANSWER or not NUMERAL.fullmatch(digits):
         return None
     value = number(bare.removesuffix("%"))
     return None if value is None or ("/" in digits and value.value.denominator == 1) else digits

@@ -1,7 +1,7 @@
 r"""One spelling of a mathematical answer: `½`, `\dfrac12` and `$\boldsymbol{\frac{1}{2}}$` become `\frac{1}{2}`.
 
-Each rule is one function from text to text, with two examples. `RULES` has their order. `prose` has only the rules that
-are safe in a sentence.
+Each rule is one function from text to text, with two examples. `NOTATION_RULES` has their order. `prose` has only the
+rules that are safe in a sentence.
 """
 
 from __future__ import annotations
@@ -437,23 +437,23 @@ def punctuation(text: str) -> str:
     return text
 
 
-Rule = Callable[[str], str]
-RULES: tuple[Rule, ...] = (
+NotationRule = Callable[[str], str]
+NOTATION_RULES: tuple[NotationRule, ...] = (
     unicode_signs, money, layout, spellings, plain_formulas, fractions, labels, money, in_digits,
     e_notation, thousands, magnitudes, mixed_numbers, repeating_decimals,
 )  # fmt: skip
 """The rules in their order. One runs twice, because another one uncovers its signs."""
-LONGEST = 10_000
+LONGEST_ANSWER = 10_000
 """Characters of the longest answer that is rewritten; a longer one equals a reference only as text."""
 
 
 @lru_cache(8192)
-def spelled(text: str) -> Amount:
+def one_spelling(text: str) -> Amount:
     """Return the one spelling of an answer or reference, and its unit."""
-    if len(text) > LONGEST:
+    if len(text) > LONGEST_ANSWER:
         return Amount(text.strip(), "")
     text = " ".join(text.split())
-    for rule in RULES:
+    for rule in NOTATION_RULES:
         text = rule(text)
     text, unit = amount(text)
     return Amount(" ".join(punctuation(text).split()), unit)
@@ -461,7 +461,7 @@ def spelled(text: str) -> Amount:
 
 def normal(text: str) -> str:
     """Return the one spelling of an answer or reference, without its unit."""
-    return spelled(text).text
+    return one_spelling(text).text
 
 
 _DENIED = re.compile(r"\b(?:is|are|be|was|it's)?\s*not\s+(?:be\s+)?\$?-?\d[\d.,/]*(?<![.,])\$?", re.IGNORECASE)

@@ -20,7 +20,7 @@ from scalerl.core.limits import SESSION_CLOSE_S
 from scalerl.core.plugins import PluginError
 from scalerl.tasks.base import judged_text
 
-FULL_S = 0.05
+SESSIONS_FULL_S = 0.05
 """Pause in seconds before a session is asked for again, if the server has all that it allows."""
 
 
@@ -70,7 +70,7 @@ class OpenEnv:
             ):
                 result = _exchange(socket, "reset", {"seed": seed}, left_s)
                 if result is None:
-                    time.sleep(FULL_S)
+                    time.sleep(SESSIONS_FULL_S)
                     continue
                 text, rewards = self._text(result), list[float]()
                 for completion in completions:

@@ -22,7 +22,7 @@ from scalerl.tasks.arithmetic import APPLY, STOP, noisy_digit, noisy_result, ram
 from scalerl.tasks.base import END_THINK, THINK, Verdict, after_thinking, verdict
 from scalerl.types import Prompt
 
-LONGEST = 32
+LONGEST_PROGRAM = 32
 """Largest number of characters of a program; a right one has five."""
 
 _PROGRAM = re.compile(r"[x0-9](?:[-+*][x0-9])*")  # not \d, which matches the digits of every script
@@ -39,8 +39,10 @@ Function = tuple[int, int, tuple[int, ...]]
 def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return whether the text after the thinking is a program that fits every point of the answer."""
     program = after_thinking(completion)
-    if program is None or len(program) > LONGEST or not _PROGRAM.fullmatch(program):
-        return verdict(False, f"got {program!r}; expected a program such as x*3+4, of at most {LONGEST} characters")
+    if program is None or len(program) > LONGEST_PROGRAM or not _PROGRAM.fullmatch(program):
+        return verdict(
+            False, f"got {program!r}; expected a program such as x*3+4, of at most {LONGEST_PROGRAM} characters"
+        )
     points = read_points(prompt.answer)
     assert points, prompt.answer
     results = [(x, run(program, x), y) for x, y in points]

@@ -23,7 +23,7 @@ SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\(?=%)|[{}()\[\]]"), " "),
 )
 """Notations, and the spelling that replaces them. Brackets are left out: {10} and (10) are the same exponent."""
-TOKEN = re.compile(r"\d+(?:\.\d+)?|\w+|\S")
+WORD_TOKEN = re.compile(r"\d+(?:\.\d+)?|\w+|\S")
 OPERAND = r"(?:sqrt\s*)?\d+(?:\.\d+)?"
 EXPRESSION = re.compile(rf"{OPERAND}(?:\s*[-+*/^]\s*{OPERAND})+|sqrt\s*\d+|\d+\s*!")
 """An operation on numbers, in the spelling of `spelled`."""
@@ -61,7 +61,7 @@ _spelled = lru_cache(256)(spelled)
 
 
 def _holds(text: str, part: str) -> bool:
-    tokens = TOKEN.findall(spelled(part)) if len(part) <= 4 * len(text) else []
+    tokens = WORD_TOKEN.findall(spelled(part)) if len(part) <= 4 * len(text) else []
     words = r"\s*".join(map(re.escape, tokens))
     return bool(tokens) and re.search(rf"(?<![\w.]){words}(?!\w|\.\d)", text) is not None
 

@@ -104,10 +104,10 @@ def rows(task: EnvironmentTask, held_out: int) -> list[dict[str, Any]]:
             "(data.prompts and held-out prompts together)"
         )
     shared = {"environment": task.environment, "arguments": task.arguments, "turns": task.turns}
-    return [{"prompt": opening(one.data), **shared, "task": one.data.model_dump(mode="json")} for one in tasks]
+    return [{"prompt": opening_of_task(one.data), **shared, "task": one.data.model_dump(mode="json")} for one in tasks]
 
 
-def opening(data: Any) -> list[dict[str, str]]:
+def opening_of_task(data: Any) -> list[dict[str, str]]:
     """Return a task's system prompt and prompt as messages.
 
     Raises:
@@ -179,7 +179,7 @@ async def _reward(env: Any, data: Mapping[str, Any], completion: str) -> float:
         state=state_cls(type(task))(),
     )
     kinds = {"system": SystemMessage, "user": UserMessage, "assistant": AssistantMessage}
-    prompt = [kinds[one["role"]](content=one["content"]) for one in opening(task.data)]
+    prompt = [kinds[one["role"]](content=one["content"]) for one in opening_of_task(task.data)]
     message = AssistantMessage(content=completion)
     prepare_turn(trace, prompt).commit(
         Response(id="0", created=0, model="policy", message=message, finish_reason="stop")

@@ -16,7 +16,7 @@ from pydantic import ValidationError, validate_call
 from scalerl.core.errors import ConfigError, raising, short
 from scalerl.core.plugins import PluginError, call, signature_of
 from scalerl.models.template import render
-from scalerl.tasks.calls import BY_NAME, Call, calls
+from scalerl.tasks.calls import BY_NAME, ToolCall, calls
 from scalerl.tasks.code import judge
 from scalerl.tasks.custom import task_object
 
@@ -109,7 +109,7 @@ def _written(tokenizer: Any, tools: Sequence[Mapping[str, Any]], name: str, argu
     return whole.removeprefix(before) if whole.startswith(before) else whole.rpartition("What is 2+2?")[2]
 
 
-def answer(tools: Sequence[Tool], made: Call, row: Mapping[str, Any], name: str) -> str:
+def answer(tools: Sequence[Tool], made: ToolCall, row: Mapping[str, Any], name: str) -> str:
     """Return the result of a call as text, or what is wrong with the call.
 
     Args:

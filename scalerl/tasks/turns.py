@@ -27,7 +27,7 @@ Message = dict[str, str]
 TOOL = "tool"
 """Role of the messages with results of tools."""
 
-ALLOWED = (
+ALLOWED_REPLIES = (
     "the text of the next message, a list of messages with `role` and `content`, a dict with either of them as `reply` "
     "and the `reward` of the turn, or the end: a score from 0 to 1, or a dict with metrics that are numbers and either "
     "`score` or `rewards` (a list with a number for each turn of the policy, whose sum is from 0 to 1); "
@@ -149,7 +149,7 @@ def read_reply(returned: Any, name: str, turns: int) -> Reply:
         score = None if messages is None or messages else finite_number(values.pop("score", None))
     numbers = {encodable(str(key)): finite_number(value) for key, value in values.items()}
     if score is None or not 0 <= score <= 1 or None in (*numbers.values(), *rewards):
-        raise PluginError(f"{name}.reply returned {describe(returned)} after turn {turns}; allowed: {ALLOWED}")
+        raise PluginError(f"{name}.reply returned {describe(returned)} after turn {turns}; allowed: {ALLOWED_REPLIES}")
     metrics = {key: value for key, value in numbers.items() if value is not None}
     return Reply(messages or (), score, metrics, tuple(reward for reward in rewards if reward is not None))
 

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from scalerl.tasks.values import number
-from scalerl.tasks.words import changes
+from scalerl.tasks.words import changes_number
 
 ITEMS = "items"
 """The unit of a number of things."""
@@ -44,7 +44,7 @@ COUNTED = frozenset(
     "micronit point quarter hand stone rod link chain turn shot bag technical_atmosphere count percent".split()  # noqa: SIM905
 )
 """pint's names of what is a thing in a question: units, points, quarters, circles, cats (centi-at)."""
-LETTERS = frozenset("m s g h L l N J W V A K".split())  # noqa: SIM905
+UNIT_LETTERS = frozenset("m s g h L l N J W V A K".split())  # noqa: SIM905
 """Letters that are units behind a number and a space; others are variables, and so is a letter without the space."""
 
 
@@ -103,7 +103,9 @@ def unit(words: str) -> str:
         text = pattern.sub(spelling, text)
     for name, spellings in CURRENCIES.items():
         text = re.sub(rf"(?<![A-Za-z])(?:{spellings})", name, text)
-    if not _WRITTEN.fullmatch(text) or not LETTERS.issuperset(re.findall(r"(?<![A-Za-zµ])[A-Za-z](?![A-Za-zµ])", text)):
+    if not _WRITTEN.fullmatch(text) or not UNIT_LETTERS.issuperset(
+        re.findall(r"(?<![A-Za-zµ])[A-Za-z](?![A-Za-zµ])", text)
+    ):
         return ""
     for spelled in dict.fromkeys((text, text.lower())):
         try:
@@ -132,7 +134,7 @@ def amount(text: str) -> Amount:
     Examples: `5\sqrt{3} cm^2` -> `5\sqrt{3}` in `centimeter**2`; `2 hours 30 minutes` -> `150` in `minute`.
     """
     measured = re.search(r"[^\W\d_]|[°€₹$]", text) and ("\\pi" in text or any(map(str.isdigit, text)))
-    if not measured or _TIME.search(text) or changes(text):
+    if not measured or _TIME.search(text) or changes_number(text):
         return Amount(text, "")
     if not text.isascii() and (match := _CHINESE.fullmatch(text)):
         return Amount(match[1], unit(CHINESE.get(match[2], match[2])) or ITEMS)

@@ -13,7 +13,7 @@ from scalerl.core.plugins import PluginError, call, describe, finite_number, loa
 from scalerl.types import Prompt
 
 LIMIT = 0.05
-LEAST = 100
+LEAST_COMPLETIONS = 100
 """Number of completions after which the limit applies."""
 
 
@@ -50,7 +50,7 @@ class Failures:
                 self._problems.add(problem)
                 self._new.append(f"{problem}; counted as failed ({self.failed} of {self.completions} completions)")
         # only after a new failure: a resumed run whose function was mended starts above the limit
-        if problems and self.completions >= LEAST and self.failed > self._limit * self.completions:
+        if problems and self.completions >= LEAST_COMPLETIONS and self.failed > self._limit * self.completions:
             raise RewardError(
                 f"{self._name} gave no reward for {self.failed} of {self.completions} completions, and at most "
                 f"{self._limit:.0%} may fail; the last failure: {self._last}"
@@ -153,13 +153,13 @@ def columns_taken(function: Callable[..., Any], prompt: Prompt) -> dict[str, Any
     return {name: value for name, value in columns.items() if name not in RESERVED}
 
 
-LARGEST = 1e9
+LARGEST_REWARD = 1e9
 """Largest absolute reward: squares of larger ones lose their differences in FP32, or overflow."""
 
 
 def _finite(reward: Any, name: str) -> float | str:
     value = finite_number(reward)
-    if value is None or abs(value) > LARGEST:
-        allowed = f"a finite number for each completion, from -{LARGEST:g} to {LARGEST:g}"
+    if value is None or abs(value) > LARGEST_REWARD:
+        allowed = f"a finite number for each completion, from -{LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
         return f"reward function {name} returned {describe(reward)}; allowed: {allowed}"
     return value

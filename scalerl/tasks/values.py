@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-LONGEST = 2000
+LONGEST_VALUE = 2000
 """Characters of the longest text that is evaluated."""
 DEEPEST = 40
 """Deepest nesting of a text that is evaluated."""
@@ -26,7 +26,7 @@ DIGITS = 60
 TOLERANCE, RELATIVE = Fraction(5, 10**7), Fraction(2, 10**5)
 """Distance within which a decimal stands for another number: that of six decimals, and for small numbers this share of
 the reference."""
-TOKEN = re.compile(r"\d+(?:\.\d*)?|\.\d+|\\[A-Za-z]+|\*\*|\S")
+VALUE_TOKEN = re.compile(r"\d+(?:\.\d*)?|\.\d+|\\[A-Za-z]+|\*\*|\S")
 CLOSED = {"(": ")", "{": "}", "[": "]"}
 
 
@@ -64,9 +64,9 @@ def _digits() -> Any:
 @lru_cache(8192)
 def number(text: str) -> Number | None:
     r"""Return the value of a text: `\frac{1}{2}` and `2\sqrt{3}` have one, `x + 1` has none."""
-    if len(text) > LONGEST:
+    if len(text) > LONGEST_VALUE:
         return None
-    reader = _Reader(TOKEN.findall(text))
+    reader = _Reader(VALUE_TOKEN.findall(text))
     with suppress(*UNREADABLE):
         value = reader.sum()
         if not reader.peek() and (isinstance(value, Fraction) or _digits().isfinite(value)):
@@ -79,7 +79,7 @@ def is_too_large(text: str) -> bool:
     if re.search(r"!\s*!\s*!", text):
         return True
     try:
-        _Reader(TOKEN.findall(text[:LONGEST])).sum()
+        _Reader(VALUE_TOKEN.findall(text[:LONGEST_VALUE])).sum()
     except UNREADABLE as error:
         return isinstance(error, TooLarge)
     return False

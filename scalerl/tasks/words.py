@@ -1,7 +1,7 @@
 r"""Words around a number: `half of 42` is 21, and `less than 42` is no number.
 
 A phrase that changes its number is evaluated if all its words are known (`in_digits`). Any other makes the answer
-unreadable (`changes`), so that no hedge around the reference passes.
+unreadable (`changes_number`), so that no hedge around the reference passes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ _CHANGED = re.compile(
 """Words that change a number, next to it: before it, with words such as "or equal to" between them, or behind it."""
 
 
-def changes(text: str, start: int = 0, end: int | None = None) -> bool:
+def changes_number(text: str, start: int = 0, end: int | None = None) -> bool:
     """Return whether words change the number next to them, as in "at most 42", "42 or more" or "5 of 42".
 
     Args:

@@ -10,7 +10,7 @@ WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
 LOW = 0.7
 """Occupancy below which a warning is shown; a decode step costs nearly the same with empty slots as with full ones."""
 
-MISMATCH = 0.05
+MISMATCH_WARNING = 0.05
 """Mean |log ratio| for the same weights, nats, above which a warning is shown: three times the mean error of logits of
 8 to 16 that are rounded to bf16 (spacing 1/16, mean error 1/64), so more than a missing FP32 head explains."""
 
@@ -68,7 +68,7 @@ METRICS = {
     "log_ratio_fresh": Metric(
         "staleness", "|Log ratio|, same weights",
         "mean |log ratio| of tokens that, with their context, are of the trainer's own weights: the engine's mismatch",
-        "nats", above=(MISMATCH,),
+        "nats", above=(MISMATCH_WARNING,),
     ),
     "log_ratio_stale": Metric(
         "staleness", "|Log ratio|, older weights",

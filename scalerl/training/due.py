@@ -20,7 +20,7 @@ from scalerl.scaling.stop import judge, stop_rule
 from scalerl.training.evaluation import Add, Points, evaluate
 from scalerl.training.evaluator import Evaluated, Evaluator, Snapshot
 from scalerl.training.progress import TrainingFailed
-from scalerl.training.rollout_rows import DETAILED, packed, sample_rows, telling_group
+from scalerl.training.rollout_rows import DETAILED, packed_tokens, sample_rows, telling_group
 from scalerl.training.run import Run
 from scalerl.training.run_info import default_axis
 from scalerl.training.saved import commit, failure
@@ -127,7 +127,7 @@ def _save_sample(run: Run, taken: RolloutBatch | None) -> None:
         given = [(rollout.after(prompt), rollout) for rollout in rollouts]
         difference = _replay(run, given[:DETAILED])
         rows = sample_rows(run.text, run.progress.step, scored, difference.log_ratios if difference else ())
-        run.records.directory.add_samples(rows, [packed(*pair) for pair in given])
+        run.records.directory.add_samples(rows, [packed_tokens(*pair) for pair in given])
 
 
 def _collect(run: Run, evaluator: Evaluator, wait: bool = False) -> None:

@@ -22,7 +22,7 @@ from scalerl.core.remote import Remote
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.rollouts.pipeline import SendWeights
 from scalerl.rollouts.weights import WeightChannel
-from scalerl.training.rollout_rows import Pair, Row, kept_samples
+from scalerl.training.rollout_rows import Pair, RolloutRow, kept_samples
 from scalerl.types import EvalPoint, Prompt, Visit
 
 EVALUATED_WEIGHTS = "evaluated_weights"
@@ -92,7 +92,7 @@ class Evaluated:
 
     points: list[EvalPoint]
     """One for each task."""
-    rows: list[Row]
+    rows: list[RolloutRow]
     """Rows of rollouts.jsonl."""
     notes: tuple[str, ...] = ()
     """Lines for the user, such as rewards that failed."""

@@ -78,7 +78,7 @@ from scalerl.training.run_model import (
     known_sizes,
     model_path_of,
 )
-from scalerl.training.saved import Saved, checkpoint_of, continued, overrule, sound_checkpoint
+from scalerl.training.saved import Saved, checkpoint_of, continued_config, overrule, sound_checkpoint
 from scalerl.training.warnings import KEPT_ROWS, RunWarnings
 from scalerl.types import Prompt
 
@@ -130,7 +130,7 @@ def resume(
             saved = sound_checkpoint(directory, store, display.note)
         else:
             saved = checkpoint_of(directory, store, from_step)
-        placed = place_processes(continued(path, config, options, steps, saved))
+        placed = place_processes(continued_config(path, config, options, steps, saved))
         makers = makers_of(placed.config.loggers)
         run = _assemble(directory, placed, saved, display, stop_requested)
         if directory.config != config:

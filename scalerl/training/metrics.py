@@ -16,7 +16,7 @@ from torch import Tensor
 from scalerl.config.recipe import OffPolicy
 from scalerl.learner.batch import RolloutTensors
 from scalerl.rollouts.pipeline import RolloutBatch
-from scalerl.tasks.answers import FORMS
+from scalerl.tasks.answers import ANSWER_FORMS
 from scalerl.training.run import Run
 from scalerl.types import GeneratorStats, ScoredGroup
 
@@ -127,7 +127,7 @@ def answer_row(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     scores = [score for group in groups for score in group.scores if score.form]
     if scores:
         forms = Counter(score.form for score in scores)
-        row |= {f"answer_{form}": forms[form] / len(scores) for form in FORMS}
+        row |= {f"answer_{form}": forms[form] / len(scores) for form in ANSWER_FORMS}
         row["answer_unread"] = sum(score.text_only for score in scores) / len(scores)
     return row
 

@@ -24,7 +24,7 @@ from scalerl.prompts.layouts import read_rows
 MINUTES = 10.0
 """Minutes for which the default for a user's model is chosen on a machine without a GPU."""
 
-LAPTOP = Gpu("two cores of a laptop", 60e9, CPU_BYTES_PER_S * BF16 / FP32, CPU_BYTES_PER_S)
+LAPTOP_SPEED = Gpu("two cores of a laptop", 60e9, CPU_BYTES_PER_S * BF16 / FP32, CPU_BYTES_PER_S)
 """The machine for which it is chosen. Not the speed of this one: equal commands shall give equal runs."""
 
 
@@ -126,7 +126,7 @@ def real_command(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]
 
 def laptop_seconds(config: RunConfig, sizes: ModelSizes, pool: Pool, prompt: float) -> float:
     """Return the expected duration of a run on a laptop in seconds, with prompts of `prompt` tokens in the mean."""
-    speed = Assumptions(LAPTOP, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * sizes.layers)
+    speed = Assumptions(LAPTOP_SPEED, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * sizes.layers)
     inputs = run_inputs(sizes, speed, speed, prompt, evaluated_sequences(config, pool))
     return 3600.0 * expected_run(config, inputs).hours
 
@@ -148,7 +148,7 @@ def pool_of(config: RunConfig, split: PromptSplit | None = None) -> Pool:
     for task in config.data:
         if isinstance(task, GeneratedTask):
             training[task.curve], held_out[task.curve] = task.prompts, config.evaluation.held_out_of(task)
-        elif isinstance(task, PromptFile) and is_readable(task.path):
+        elif isinstance(task, PromptFile) and is_readable_file(task.path):
             rows = sum(1 for _ in read_rows(task))
             kept = rows if is_suite(task) else config.evaluation.held_out_of(task, rows)
             training[task.curve], held_out[task.curve] = rows - kept, kept
@@ -164,12 +164,12 @@ def mean_prompt(config: RunConfig) -> float:
     texts = [
         row.prompt if isinstance(row.prompt, str) else str(row.prompt)
         for task in config.data
-        if isinstance(task, PromptFile) and is_readable(task.path)
+        if isinstance(task, PromptFile) and is_readable_file(task.path)
         for row in read_rows(task)
     ]
     return sum(map(len, texts)) / len(texts) / CHARACTERS + TEMPLATE if texts else 0.0
 
 
-def is_readable(path: str) -> bool:
+def is_readable_file(path: str) -> bool:
     """Return whether a file of prompts is here and small enough for a dry run to read it."""
     return bool(path) and Path(path).is_file() and Path(path).stat().st_size <= MOST_READ

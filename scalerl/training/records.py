@@ -18,7 +18,7 @@ from scalerl.types import EvalPoint
 EVERY = 1_000
 """Number of points up to which the curves are judged at each evaluation."""
 
-SHARE = 0.01
+NEW_SHARE = 0.01
 """Share of new points after which longer curves are judged again: a fit reads all points."""
 
 
@@ -33,7 +33,7 @@ def is_due(points: int, judged: int) -> bool:
         points: Number of points.
         judged: Number of points at the last judgment.
     """
-    return points <= EVERY or points - judged >= SHARE * points
+    return points <= EVERY or points - judged >= NEW_SHARE * points
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from scalerl.cluster.connect import check_resources, connect, hosts_of, shared_memory
-from scalerl.cluster.layout import check, lay_out
+from scalerl.cluster.layout import check_layout, lay_out
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import Machine, longest_row, memory_here, room_note, sized
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
@@ -54,7 +54,7 @@ from scalerl.prompts.files import on_hub
 from scalerl.rollouts.build import has_agents
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.turns import with_replies
-from scalerl.training.planned import is_readable, mean_prompt, pool_of
+from scalerl.training.planned import is_readable_file, mean_prompt, pool_of
 from scalerl.types import Prompt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -172,7 +172,7 @@ def planned_inputs(config: RunConfig) -> Inputs:
     config = resolved_here(config)
     sizes, machine = sizes_of(config.model), memory_here(config.hardware, config.placement)
     path, files = getattr(config.model, "path", ""), [getattr(task, "path", "") for task in config.data]
-    from_files = all(isinstance(task, PromptFile) for task in config.data) and all(map(is_readable, files))
+    from_files = all(isinstance(task, PromptFile) for task in config.data) and all(map(is_readable_file, files))
     if not from_files or not (Path(path) / "tokenizer.json").is_file():
         return Inputs(config, sizes, machine)
     tokenizer = load_tokenizer(path, "main")
@@ -203,7 +203,7 @@ def check_gpus(config: RunConfig, model: SizedModel, machine: Machine, given: bo
         return
     usable = machine.gpu.total / GB / (USABLE if given else 1.0)
     planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
-    check(planned, lay_out(planned, model))
+    check_layout(planned, lay_out(planned, model))
 
 
 def place_processes(config: RunConfig) -> Placed:

@@ -15,7 +15,7 @@ from scalerl.core.run_files import SAVED_SAMPLES
 from scalerl.models.text import TAIL, TokenText
 from scalerl.types import FloatArray, Outcome, Rollout, Score, ScoredGroup, Visit
 
-Row = dict[str, Any]
+RolloutRow = dict[str, Any]
 Pair = tuple[int, int]
 
 INJECTED = "⟦{}⟧"
@@ -144,7 +144,9 @@ def token_texts(text: TokenText, before: Sequence[int], tokens: Sequence[int]) -
     return texts
 
 
-def sample_rows(text: TokenText, step: int, group: ScoredGroup, log_ratios: Sequence[FloatArray | None]) -> list[Row]:
+def sample_rows(
+    text: TokenText, step: int, group: ScoredGroup, log_ratios: Sequence[FloatArray | None]
+) -> list[RolloutRow]:
     """Return the rollouts of one group of the last batch, at most `SAVED_SAMPLES`.
 
     Args:
@@ -160,7 +162,7 @@ def sample_rows(text: TokenText, step: int, group: ScoredGroup, log_ratios: Sequ
     ]
 
 
-def packed(prompt: Sequence[int], rollout: Rollout) -> bytes:
+def packed_tokens(prompt: Sequence[int], rollout: Rollout) -> bytes:
     """Return a rollout's exact tokens as a compressed .npz file, one record of rollouts/samples.bin."""
     file = io.BytesIO()
     # the nucleus is first, so that damage at the end of the list of arrays cannot pass for a record without it
@@ -170,7 +172,7 @@ def packed(prompt: Sequence[int], rollout: Rollout) -> bytes:
     return file.getvalue()
 
 
-def unpacked(record: bytes) -> dict[str, Any]:
+def unpacked_tokens(record: bytes) -> dict[str, Any]:
     """Return the arrays of a record by name.
 
     Raises:
@@ -208,7 +210,7 @@ def kept_samples(visits: Sequence[Visit], samples: Sequence[int], replayed: Coll
 
 def evaluation_rows(
     text: TokenText, step: int, groups: Sequence[ScoredGroup], log_ratios: LogRatios, count: int
-) -> list[Row]:
+) -> list[RolloutRow]:
     """Return `count` rows per task of an evaluation: the first rollouts of groups spread over the prompts.
 
     Replayed groups are included, so that their rows have log ratios. If a task has fewer than `count` prompts, further

@@ -7,7 +7,7 @@ from scalerl.config.data import generated_tasks
 from scalerl.core.run_files import RunInfo, Settings
 from scalerl.training.catalog import METRICS
 
-RULES = {
+TASK_RULES = {
     "arithmetic": "The arithmetic is computed from left to right, modulo 10.",
     "programs": "A program is computed from left to right, modulo 10.",
 }
@@ -74,6 +74,6 @@ def about(config: RunConfig) -> str:
         f"Each step trains on the answers to {recipe.prompts_per_step} prompts, {recipe.generations_per_prompt} for "
         "each, and rewards the correct ones.",
         f"Every {config.evaluation.every} steps the model answers held-out prompts, which it is not trained on.",
-        *dict.fromkeys(RULES[task.kind] for task in config.data if task.kind in RULES),
+        *dict.fromkeys(TASK_RULES[task.kind] for task in config.data if task.kind in TASK_RULES),
     ]
     return " ".join([*sentences, *([f"Data: {notes}."] if notes else [])])

@@ -28,7 +28,7 @@ from scalerl.placement.choices import generation_of
 from scalerl.rollouts.build import Decoding, GeneratorSpec
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.rollouts.local.torch_engine import check_cached_logps
 from scalerl.rollouts.schedule import schedule_of
 from scalerl.rollouts.testing import check_engine_plugin
 from scalerl.training.warm_start import fault, warm_start, warm_start_directory
@@ -182,7 +182,7 @@ def check_sampled(
             f"replace with trained ones; allowed: torch, or a directory in full precision. {DEQUANTIZE}"
         )
     if engine == "torch":
-        check_engine(policy)
+        check_cached_logps(policy)
     elif isinstance(engine, Custom):
         load = partial(spec.load, device)
         rollouts = check_engine_plugin(engine, policy, load, spec.path, schedule == "deterministic")

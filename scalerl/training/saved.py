@@ -17,7 +17,7 @@ from scalerl.core.manifest import Damaged, check_files
 from scalerl.core.serialization import leaves, to_plain
 from scalerl.learner.base import BadGradient
 from scalerl.learner.batch import TrainBatch
-from scalerl.learner.checkpoint import FORMAT, WRITTEN, CheckpointStore, load_state, save_state
+from scalerl.learner.checkpoint import TRAINER_FORMAT, WRITTEN_NAME, CheckpointStore, load_state, save_state
 from scalerl.training.display import RunDisplay
 from scalerl.training.progress import Progress, TrainingFailed
 from scalerl.training.resolve import arithmetic
@@ -61,7 +61,7 @@ def save(run: Run) -> None:
         clock.add(run.compute.generated_s())
         cursors = directory.cursors()
         state = {
-            "format": FORMAT,
+            "format": TRAINER_FORMAT,
             "config": to_toml(directory.config),
             "progress": to_plain(run.progress),
             "curriculum": run.curriculum.state(),
@@ -169,8 +169,8 @@ def _checked(run: RunDirectory, path: Path) -> Saved:
     """Return a checkpoint whose files are whole, and whose rows exist; raise `Damaged` for another."""
     check_files(path)
     trainer = load_state(path, "trainer")
-    if trainer.get("format") != FORMAT:
-        raise Damaged(f"it has the format {trainer.get('format')}; this version of scalerl reads {FORMAT}")
+    if trainer.get("format") != TRAINER_FORMAT:
+        raise Damaged(f"it has the format {trainer.get('format')}; this version of scalerl reads {TRAINER_FORMAT}")
     run.check_rows(trainer)
     return Saved(path, trainer)
 
@@ -218,7 +218,7 @@ def _trained(path: Path, store: CheckpointStore) -> bool:
     """
     if not store.directory.exists():
         return any(file.stat().st_size for file in path.glob("*.jsonl"))
-    return (store.directory / WRITTEN).exists()
+    return (store.directory / WRITTEN_NAME).exists()
 
 
 def overrule(progress: Progress, display: RunDisplay) -> Progress:
@@ -234,10 +234,10 @@ def overrule(progress: Progress, display: RunDisplay) -> Progress:
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
 
-FREE = ("steps", "stop_when", "min_gain", "price", "checkpoint", "placement", "loggers")
+FREE_FIELDS = ("steps", "stop_when", "min_gain", "price", "checkpoint", "placement", "loggers")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
-SIZES = (
+MACHINE_SIZES = (
     ("rollouts", "slots"),
     ("learner", "micro_batch_tokens"),
     ("learner", "gradient_checkpointing"),
@@ -248,7 +248,7 @@ SIZES = (
 other slots the sequences in flight are sampled again."""
 
 
-def continued(
+def continued_config(
     path: Path,
     config: RunConfig,
     options: Mapping[str, Any] | Sequence[str],
@@ -278,26 +278,26 @@ def continued(
         rates = (*_rates_until(step, config), later)
         optimizer = replace(optimizer, learning_rate=config.recipe.optimizer.learning_rate, later_rates=rates)
     wanted = replace(wanted, steps=steps or config.steps, recipe=replace(wanted.recipe, optimizer=optimizer))
-    same = replace(wanted, **{name: getattr(before, name) for name in FREE})
-    for part, name in SIZES:
+    same = replace(wanted, **{name: getattr(before, name) for name in FREE_FIELDS})
+    for part, name in MACHINE_SIZES:
         own = replace(getattr(same, part), **{name: getattr(getattr(before, part), name)})
         same = replace(same, **{part: own})
     if _rates_until(step, wanted) == _rates_until(step, before):  # later ones may be new
         optimizer = replace(optimizer, later_rates=before.recipe.optimizer.later_rates)
         same = replace(same, recipe=replace(same.recipe, optimizer=optimizer))
     if same != before:
-        changed = changes(before, same)
+        changed = config_changes(before, same)
         more = f", and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
         raise ConfigError(
             f"{path}: got {', '.join(changed[:LISTED])}{more} in an option or in config.toml, which would make it a "
             f"different run; allowed: --steps, --{LEARNING_RATE}, "
-            f"{', '.join(map('.'.join, SIZES))}, and the fields of {', '.join(FREE)}. Undo "
+            f"{', '.join(map('.'.join, MACHINE_SIZES))}, and the fields of {', '.join(FREE_FIELDS)}. Undo "
             f"the change to resume, or start a new run: scalerl train {path}/config.toml --run-dir ANOTHER"
         )
     return wanted
 
 
-def changes(before: RunConfig, after: RunConfig) -> list[str]:
+def config_changes(before: RunConfig, after: RunConfig) -> list[str]:
     """Return the fields that differ between two configurations in words, such as "seed = 1 (was 0)"."""
     was, now = _by_task(before), _by_task(after)
     names = [name for name in dict.fromkeys([*now, *was]) if now.get(name) != was.get(name)]

@@ -34,7 +34,7 @@ from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.build import EngineSpec, episodes, has_agents
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import length_rule
-from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.local.torch_engine import check_cached_logps, torch_engine
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.scaling.estimate import as_json, with_error
 from scalerl.tasks.scoring import ScoringService, make_scorers
@@ -138,7 +138,7 @@ class SuiteEvaluator:
         self._stop = stop_tokens(self._policy, self.tokenizer)
         self._text = TokenText(self.tokenizer, self._stop)
         if not served:
-            check_engine(self._policy)
+            check_cached_logps(self._policy)
         self._rule = length_rule(config.recipe.length, partial(self.tokenizer.encode, add_special_tokens=False))
 
     def prompts_of(self, task: TaskData, most: int | None) -> list[Prompt]:

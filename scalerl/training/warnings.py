@@ -17,23 +17,23 @@ from scalerl.training.catalog import (
     LEAST_EFFECTIVE,
     LOW,
     METRICS,
-    MISMATCH,
+    MISMATCH_WARNING,
     UNSTABLE_TRUNCATION,
     WARN_TRUNCATION,
 )
 from scalerl.types import EvalPoint
 from scalerl.view.outlook import curve_of
 
-Rows = Sequence[Mapping[str, Any]]
+MetricRows = Sequence[Mapping[str, Any]]
 """The last rows of metrics.jsonl, oldest first; values may be missing."""
 
 KEPT_ROWS = 400
 """Number of latest rows of metrics by which a run is judged."""
 
-WINDOW = 20
+AVERAGED_STEPS = 20
 """Number of steps over which occupancy and truncation are averaged."""
 
-FAILURES = [name for name, metric in METRICS.items() if metric.above == (0.0,)]
+FAILURE_COUNTERS = [name for name, metric in METRICS.items() if metric.above == (0.0,)]
 """Counters that are 0 in a healthy run."""
 
 WATCHED = {
@@ -85,12 +85,12 @@ class RunWarnings:
         self._recipe, self._slots, self._tasks, self._axis = recipe, slots, tuple(tasks), axis
         self.go_on((), ())
 
-    def go_on(self, rows: Rows, events: Iterable[Mapping[str, Any]]) -> None:
+    def go_on(self, rows: MetricRows, events: Iterable[Mapping[str, Any]]) -> None:
         """Take over the rows of metrics.jsonl and events.jsonl of a resumed run."""
         self._rows = deque(rows, maxlen=KEPT_ROWS)
         self._active = active_warnings(events)
         self._falls: dict[str, str] = {key: text for key, text in self._active.items() if key.startswith(FALLING)}
-        self._told = {*FAILURES, *self._active}
+        self._told = {*FAILURE_COUNTERS, *self._active}
 
     def step(self, row: Mapping[str, Any]) -> list[Event]:
         """Return the warnings that begin and end with a step, a row of metrics.jsonl."""
@@ -124,18 +124,20 @@ class RunWarnings:
         return [*over, *begun]
 
 
-def warnings(rows: Rows, recipe: Recipe, slots: int) -> dict[str, str]:
+def warnings(rows: MetricRows, recipe: Recipe, slots: int) -> dict[str, str]:
     """Return the warnings about the last rows of a run by key; a key stays the same while its numbers change."""
     of_rates = {**truncation(rows), **empty_slots(rows, recipe, slots), **mismatch(rows, recipe)}
     last = rows[-1] if rows else {}
     return of_rates | {
-        name: f"{number(last[name]):.0f} {METRICS[name].meaning}" for name in FAILURES if number(last.get(name)) > 0
+        name: f"{number(last[name]):.0f} {METRICS[name].meaning}"
+        for name in FAILURE_COUNTERS
+        if number(last.get(name)) > 0
     }
 
 
-def truncation(rows: Rows) -> dict[str, str]:
+def truncation(rows: MetricRows) -> dict[str, str]:
     """Return a warning if the share of truncated rollouts over the last steps is high."""
-    rate = _mean(row.get("truncation_rate") for row in rows[-WINDOW:])
+    rate = _mean(row.get("truncation_rate") for row in rows[-AVERAGED_STEPS:])
     if rate > UNSTABLE_TRUNCATION:
         return {"unstable": f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"}
     if rate > WARN_TRUNCATION:
@@ -144,27 +146,27 @@ def truncation(rows: Rows) -> dict[str, str]:
     return {}
 
 
-def settled(rows: Rows, max_lag: int) -> Rows:
+def settled(rows: MetricRows, max_lag: int) -> MetricRows:
     """Return the rows of the last steps after the ramp-up of the pipeline."""
-    return [row for row in rows[-WINDOW:] if number(row.get("step")) > max_lag + 1]
+    return [row for row in rows[-AVERAGED_STEPS:] if number(row.get("step")) > max_lag + 1]
 
 
-def occupancy(rows: Rows, max_lag: int) -> float:
+def occupancy(rows: MetricRows, max_lag: int) -> float:
     """Return the mean occupancy of the slots over the last steps; NaN if it is unknown."""
     return _mean(row.get("occupancy") for row in settled(rows, max_lag))
 
 
-def empty_slots(rows: Rows, recipe: Recipe, slots: int) -> dict[str, str]:
+def empty_slots(rows: MetricRows, recipe: Recipe, slots: int) -> dict[str, str]:
     """Return a warning with a remedy if many slots are empty."""
     max_lag = recipe.off_policy.max_lag
     recent, mean = settled(rows, max_lag), occupancy(rows, max_lag)
-    if len(recent) < WINDOW or not mean < LOW:
+    if len(recent) < AVERAGED_STEPS or not mean < LOW:
         return {}
-    text = f"only {mean:.0%} of the {slots} slots were busy over the last {WINDOW} steps"
+    text = f"only {mean:.0%} of the {slots} slots were busy over the last {AVERAGED_STEPS} steps"
     return {"slots": f"{text}: {_remedy(recent, recipe, slots)}"}
 
 
-def _remedy(rows: Rows, recipe: Recipe, slots: int) -> str:
+def _remedy(rows: MetricRows, recipe: Recipe, slots: int) -> str:
     off_policy = recipe.off_policy
     if not off_policy.streams:
         return "every round waits for its longest sequence; set recipe.off_policy.kind to pipeline to avoid this"
@@ -185,18 +187,18 @@ def _remedy(rows: Rows, recipe: Recipe, slots: int) -> str:
     )
 
 
-def mismatch(rows: Rows, recipe: Recipe) -> dict[str, str]:
+def mismatch(rows: MetricRows, recipe: Recipe) -> dict[str, str]:
     """Return a warning with the cure that fits if the ratios of the last steps are far from 1.
 
     A large log ratio for equal weights comes from the engine; one that only older tokens have, from staleness.
     """
     stale, effective = (
-        _mean(row.get(name) for row in rows[-WINDOW:]) for name in ("log_ratio_stale", "effective_samples")
+        _mean(row.get(name) for row in rows[-AVERAGED_STEPS:]) for name in ("log_ratio_stale", "effective_samples")
     )
     fresh = _mean(row.get("log_ratio_fresh") for row in rows)  # an asynchronous run has few such tokens
-    if fresh > MISMATCH:
+    if fresh > MISMATCH_WARNING:
         cures = [] if recipe.fp32_head else ["recipe.fp32_head = true"]
-        if any("router_disagreement" in row for row in rows[-WINDOW:]) and recipe.routing_replay == "off":
+        if any("router_disagreement" in row for row in rows[-AVERAGED_STEPS:]) and recipe.routing_replay == "off":
             cures.append("recipe.routing_replay = 'on'")
         if recipe.mismatch.kind == "none":
             cures.append("recipe.mismatch = 'token-mask'")
@@ -211,7 +213,7 @@ def mismatch(rows: Rows, recipe: Recipe) -> dict[str, str]:
     return {}
 
 
-def falling(curve: Curve, rows: Rows) -> dict[str, str]:
+def falling(curve: Curve, rows: MetricRows) -> dict[str, str]:
     """Return a warning if a curve has fallen, with the metrics that moved."""
     symptom = decline(curve)
     if symptom is None:
@@ -224,7 +226,7 @@ def falling(curve: Curve, rows: Rows) -> dict[str, str]:
     return {FALLING + curve.label: f"{text}; {words}"}
 
 
-def moved(rows: Rows) -> list[str]:
+def moved(rows: MetricRows) -> list[str]:
     """Return the watched metrics whose recent mean differs from the earlier one by more than their scatter."""
     recent = int(RECENT * len(rows))
     changes = []

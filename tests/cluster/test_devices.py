@@ -228,10 +228,10 @@ def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
 
 def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_path):
     from scalerl.rollouts.pipeline import WorkerDied
-    from scalerl.rollouts.worker import generate
+    from scalerl.rollouts.worker import generate_until_stopped
 
     backend = BACKENDS["local"](place_processes(replace(BASE, placement=Placement(gpus_per_generator=1))))
-    worker = backend.launch(partial(generate, DirectoryChannel(tmp_path / "w"), Seen.raised, 0, ()))
+    worker = backend.launch(partial(generate_until_stopped, DirectoryChannel(tmp_path / "w"), Seen.raised, 0, ()))
     try:
         with pytest.raises(WorkerDied, match=r"failed: RuntimeError: CUDA_VISIBLE_DEVICES=2$"):
             worker.receive()

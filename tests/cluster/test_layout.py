@@ -12,7 +12,7 @@ import pytest
 from commands import call
 from doc_pages import json_keys
 
-from scalerl.cluster.layout import check, lay_out, lines, widest
+from scalerl.cluster.layout import check_layout, lay_out, lines, widest
 from scalerl.cluster.measured import Measured
 from scalerl.cluster.plan import (
     SpeedInputs,
@@ -66,13 +66,13 @@ def test_scorers_without_ray_are_an_error():
 
 def refused(config):
     with pytest.raises(ConfigError) as error:
-        check(config, lay_out(config))
+        check_layout(config, lay_out(config))
     return str(error.value)
 
 
 def test_8b_fits_on_the_80_gpus_of_the_paper():
     layout = lay_out(PAPER)
-    check(PAPER, layout)
+    check_layout(PAPER, layout)
     assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.sharing
     # weights 2 x 8.03e9; 12 slots x (14,048 + 2,048) tokens x 131,072 bytes
     assert layout.at_limit.weights == pytest.approx(16.06e9, rel=1e-3)
@@ -94,7 +94,7 @@ def test_too_many_gpus_are_an_error_and_servers_by_address_need_none():
     assert "80 GPUs in total; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
     served = with_placement(gpus=16, generators=1, servers=tuple(f"http://10.0.0.{i}:8000" for i in range(64)))
     assert lay_out(served).gpus == 16
-    check(served, lay_out(served))
+    check_layout(served, lay_out(served))
 
 
 def test_each_side_that_exceeds_its_gpus_is_an_error_with_its_bytes_and_settings():
@@ -126,14 +126,14 @@ def test_a_trainer_and_a_torch_generator_share_one_gpu_and_must_fit_together():
     )
     assert lay_out(config).gpus == 1 and "on a GPU that both use" in refused(config)
     larger = replace(config, placement=Placement(gpu_gb=2000, gpus=1))
-    check(larger, lay_out(larger))
+    check_layout(larger, lay_out(larger))
 
 
 def test_memory_is_checked_only_for_gpus():
     config = replace(
         with_placement(trainer_ranks=1, generators=1, gpu_gb=1, gpus=None), hardware=Hardware(device="cpu")
     )
-    check(config, lay_out(config))
+    check_layout(config, lay_out(config))
     assert "in the memory of this machine" in lines(config, lay_out(config))[1]
 
 

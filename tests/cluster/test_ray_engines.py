@@ -68,9 +68,9 @@ def test_the_server_of_an_actor_ends_with_it_and_so_do_the_servers_workers(how, 
     words = {"model": "m", "max_model_len": 9, "max_num_seqs": 9, "log": tmp_path / "log", "python": str(python)}
 
     def begin():  # pickled by value
-        from scalerl.rollouts.vllm.server import Server, ServerSpec
+        from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
 
-        server = Server(ServerSpec(**words, extra=(str(facts),)))
+        server = VllmServer(ServerSpec(**words, extra=(str(facts),)))
         while not facts.exists():
             time.sleep(0.05)
 

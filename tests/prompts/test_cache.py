@@ -28,7 +28,7 @@ ROWS = [
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(prompt_cache, "LEAST", 100)
+    monkeypatch.setattr(prompt_cache, "LEAST_PROMPTS", 100)
     return tmp_path / "cache" / "prompts"
 
 
@@ -162,7 +162,7 @@ def test_a_damaged_or_foreign_file_is_made_anew(cache, file, tokenizer, tokenize
 
 
 def test_no_cache_no_failure(tmp_path, file, tokenizer, monkeypatch, tokenized):
-    monkeypatch.setattr(prompt_cache, "LEAST", 100)
+    monkeypatch.setattr(prompt_cache, "LEAST_PROMPTS", 100)
     for place in ("/dev/null", "/proc/none", str(tmp_path / "prompts.jsonl")):
         monkeypatch.setenv("SCALERL_CACHE", place)
         assert len(load(file, tokenizer)[0]) == 300
@@ -178,13 +178,13 @@ def test_a_full_disk_leaves_no_file_and_does_not_fail(cache, file, tokenizer, mo
 
 
 def test_little_free_space_is_left_to_the_run(cache, file, tokenizer, monkeypatch):
-    monkeypatch.setattr(prompt_cache, "FREE", 10**9)
+    monkeypatch.setattr(prompt_cache, "FREE_DISK", 10**9)
     load(file, tokenizer)
     assert list(cache.iterdir()) == []
 
 
 def test_few_prompts_are_not_kept(cache, file, tokenizer, monkeypatch):
-    monkeypatch.setattr(prompt_cache, "LEAST", 301)
+    monkeypatch.setattr(prompt_cache, "LEAST_PROMPTS", 301)
     load(file, tokenizer)
     assert not cache.exists()
 
@@ -204,7 +204,7 @@ def test_the_number_and_the_bytes_of_kept_files_are_bounded(cache, file, tmp_pat
     (cache / ".old.prompts.1.tmp").write_text("left by a killed process")
     os.utime(cache / ".old.prompts.1.tmp", (1, 1))
     newest = max(cache.glob("*.prompts"), key=lambda one: one.stat().st_mtime)
-    monkeypatch.setattr(prompt_cache, "MOST_BYTES", int(1.5 * newest.stat().st_size))
+    monkeypatch.setattr(prompt_cache, "CACHE_BYTES", int(1.5 * newest.stat().st_size))
     load(file, tokenizer, system_prompt="The last.")
     assert len(list(cache.iterdir())) == 1
 
@@ -266,7 +266,7 @@ def test_a_tokenizer_without_a_description_is_not_kept(cache, file, tokenizer):
 
 def _start(path, cache, barrier, results):
     os.environ["SCALERL_CACHE"] = cache
-    prompt_cache.LEAST = 100
+    prompt_cache.LEAST_PROMPTS = 100
     tokenizer = byte_level()
     barrier.wait()
     for _ in range(5):

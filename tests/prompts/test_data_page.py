@@ -7,7 +7,7 @@ from doc_pages import ROOT, blocks
 
 from scalerl.config import read_config, to_toml
 from scalerl.config.data import PromptFile
-from scalerl.config.named import NAMED
+from scalerl.config.named import NAMED_SETS
 from scalerl.prompts.layouts import read_rows
 
 PAGE = "docs/data.md"
@@ -41,5 +41,5 @@ def test_the_page_lists_every_named_set_with_its_hub_id(monkeypatch):
     import constants
 
     text = constants.on_page_markdown((ROOT / PAGE).read_text(encoding="utf-8"))
-    for name, found in NAMED.items():
+    for name, found in NAMED_SETS.items():
         assert f"`{name}`" in text and found.path in text, name

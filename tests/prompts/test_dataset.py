@@ -12,7 +12,7 @@ from scalerl.config.data import PromptFile
 from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.dataset import _until, load_prompts, question_of, task_prompts
-from scalerl.prompts.layouts import Row
+from scalerl.prompts.layouts import PromptRow
 from scalerl.training.warm_start import make_tokenizer
 
 ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10), "level": i} for i in range(6) for j in range(6)]
@@ -211,7 +211,7 @@ def test_training_leaves_out_what_a_separate_held_out_file_asks_in_another_notat
 def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp_path, monkeypatch):
     path = write(tmp_path / "p.jsonl", QUESTIONS)
     film = {"film": threading.Lock(), "day": datetime.date(2025, 1, 2)}
-    rows = [Row(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
+    rows = [PromptRow(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
     monkeypatch.setattr("scalerl.prompts.dataset.read_rows", lambda task: iter(rows))
     split = load_prompts(config(path), Tokenizer())
     assert {tuple(prompt.columns) for prompt in split.all_prompts} == {("day", "prompt")}

@@ -10,7 +10,7 @@ from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import environment_rows as rows
-from scalerl.tasks.environments import REWARD, load
+from scalerl.tasks.environments import REWARD, load_environment
 from scalerl.tasks.scoring import _outcomes
 from scalerl.tasks.turns import Reply, reply_to
 from scalerl.tasks.user_rewards import Failures, call_by_name
@@ -91,9 +91,9 @@ def test_prompts_come_from_the_data_set_and_rewards_from_the_rubric(environment)
 
 def test_an_unusable_environment_is_refused(environment):
     with pytest.raises(ConfigError, match="'no': 1"):
-        load(environment, {"no": 1})
+        load_environment(environment, {"no": 1})
     with pytest.raises(ConfigError, match=r"cannot load 'nowhere-to-be-found'"):
-        load("nowhere-to-be-found", {})
+        load_environment("nowhere-to-be-found", {})
 
 
 def asked(environment, turns):

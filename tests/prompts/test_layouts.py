@@ -7,7 +7,7 @@ from json_rows import write_rows
 
 from scalerl.config import read_config, to_toml
 from scalerl.config.data import PromptFile
-from scalerl.config.named import NAMED
+from scalerl.config.named import NAMED_SETS
 from scalerl.core.errors import ConfigError
 from scalerl.prompts.layouts import (
     after_hashes,
@@ -133,7 +133,7 @@ def test_a_copy_of_a_set_is_read_from_its_file_and_explicit_settings_win(tmp_pat
 
 
 def test_every_named_set_of_mathematics_is_a_complete_configuration():
-    mathematics = [name for name, found in NAMED.items() if found.task == "math"]
+    mathematics = [name for name, found in NAMED_SETS.items() if found.task == "math"]
     assert len(mathematics) >= 8
     for name in mathematics:
         task = PromptFile(set=name)

@@ -14,7 +14,7 @@ from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.models.loading import end_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts, with_system
-from scalerl.rollouts.turns import continued
+from scalerl.rollouts.turns import reply_tokens
 from scalerl.tasks.turns import Reply
 from scalerl.training.warm_start import make_tokenizer
 from scalerl.types import TURNS, Prompt
@@ -185,7 +185,7 @@ def test_the_arguments_of_a_template_hold_in_later_turns(tmp_path):
     for thinks in (True, False):
         limits = replace(config.data[0], template_arguments={"enable_thinking": thinks}).limits
         prompt = Prompt("0" * 16, "q", (1,), "", "t", {TURNS: {**limits, "chat_template": "auto"}})
-        shown[thinks] = tokenizer.decode(continued(tokenizer, prompt, reply, -1))
+        shown[thinks] = tokenizer.decode(reply_tokens(tokenizer, prompt, reply, -1))
     assert shown[True].endswith("<user>7</user><assistant><think>") and shown[False].endswith("<assistant>")
     assert "template_arguments" not in replace(config.data[0], template_arguments={}).limits
 

@@ -17,7 +17,7 @@ from simulated_study import Truth, write_study
 
 from robustness.campaign import Case, check_here, write
 from scalerl.config import LAB
-from scalerl.learner.checkpoint import FORMAT, CheckpointStore, save_state
+from scalerl.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, save_state
 from scalerl.training.run_dir import ROW_FILES, RunDirectory
 
 RATES = [0.2 + 0.5 * n**2 / (n**2 + 9) + 0.005 * (-1) ** n for n in range(12)]
@@ -65,7 +65,7 @@ def run(here: Path) -> None:
     save_state(path, "learner", {"master.w": np.arange(64.0)})
     save_state(path, "generator", {"cache": np.arange(9), "sampling_version": 4})
     digests = made.row_digests(cursors)
-    save_state(path, "trainer", {"format": FORMAT, "cursors": cursors, "row_digests": digests})
+    save_state(path, "trainer", {"format": TRAINER_FORMAT, "cursors": cursors, "row_digests": digests})
     store.commit(4)
     made.close()
 

@@ -17,7 +17,7 @@ from agent_parts import chat, engine_of, finish, post, refusal, rollout_of, subm
 from scalerl.core.addresses import most_connections
 from scalerl.models.text import TokenText
 from scalerl.rollouts.agents import connections, endpoint
-from scalerl.rollouts.agents.connections import Server
+from scalerl.rollouts.agents.connections import EndpointServer
 from scalerl.rollouts.agents.endpoint import Session
 from scalerl.rollouts.agents.protocol import Refused
 
@@ -55,7 +55,7 @@ def status(connection):
 def with_server(run, most, **changes):
     """Return the rollout of a program over a server with at most `most` connections."""
     engine = engine_of(said, run, **changes)
-    engine._endpoints._server = Server(most)
+    engine._endpoints._server = EndpointServer(most)
     submit(engine)
     return finish(engine)[0]
 
@@ -107,7 +107,7 @@ def test_half_a_body_with_a_key_makes_room_and_a_request_that_waits_for_the_poli
         return "yes" if free.wait(20) else "late"
 
     engine = engine_of(wait, run)
-    engine._endpoints._server = Server(4)
+    engine._endpoints._server = EndpointServer(4)
     submit(engine)
     assert finish(engine)[0].outcome.turns == 1
 
@@ -156,7 +156,7 @@ SERVER = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
 from agent_parts import engine_of, submit
-from scalerl.rollouts.agents.connections import Server
+from scalerl.rollouts.agents.connections import EndpointServer
 def run(url, key, row):
     files = [os.open("/dev/null", os.O_RDONLY) for _ in range(int(sys.argv[3]))]
     print(url, key, flush=True)
@@ -168,7 +168,7 @@ def run(url, key, row):
     os._exit(0)
 engine = engine_of(lambda prompt: "yes", run)
 if int(sys.argv[2]):
-    engine._endpoints._server = Server(int(sys.argv[2]))
+    engine._endpoints._server = EndpointServer(int(sys.argv[2]))
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 submit(engine)
 while True:

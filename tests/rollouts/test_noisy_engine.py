@@ -11,7 +11,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner.batch import collate
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
@@ -79,7 +79,7 @@ def test_replay_removes_the_whole_mismatch_of_an_engine_that_chooses_other_exper
     for replay in (False, True):
         routing_of(policy).use(batch.experts_BTLK.flatten(0, 1), replay=replay)
         with torch.no_grad():
-            logp_N, _ = policy(Rows.padded(batch.tokens_BT, batch.sampled_BT, policy.device))
+            logp_N, _ = policy(PolicyRows.padded(batch.tokens_BT, batch.sampled_BT, policy.device))
         errors[replay] = (logp_N - batch.behavior_BT[batch.sampled_BT]).abs()
         assert 0.1 < routing_of(policy).differs_NL().float().mean() < 0.9
     assert len(logp_N) == 80 and errors[True].max() < 1e-5 < 1e-2 < errors[False].mean()

@@ -9,7 +9,7 @@ from sampled import samples
 from tiny_models import tiny_model
 
 from scalerl.models.policy import Policy
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.replay import ReplayMismatch, check_current, largest_difference
@@ -92,7 +92,7 @@ def test_a_large_difference_stops_the_run_with_its_values():
     policy = Policy(tiny_model("qwen3"))
     tokens = torch.tensor([[5, 9, 2]])
     with torch.no_grad():
-        logp, _ = policy(Rows.padded(tokens, torch.tensor([[False, True, True]]), policy.device))
+        logp, _ = policy(PolicyRows.padded(tokens, torch.tensor([[False, True, True]]), policy.device))
     right = Rollout(
         np.asarray([9, 2], np.int32), logp.numpy(), np.asarray([3, 3], np.int32), np.ones(2, np.bool_), False, False
     )

@@ -5,7 +5,7 @@ import pytest
 from scalerl.config.overrides import parse_config
 from scalerl.core.serialization import to_plain
 from scalerl.placement.choices import generation_of
-from scalerl.rollouts.activation import WINDOW, AtTick, Following, OnArrival
+from scalerl.rollouts.activation import AVERAGED_BATCHES, AtTick, Following, OnArrival
 from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule, schedule_of
 
 
@@ -129,12 +129,12 @@ def test_only_activation_on_arrival_limits_the_queue():
 
 def test_an_adaptive_lag_is_one_and_a_half_times_the_ticks_of_the_latest_batches():
     rule = Following(lag_ticks=10)
-    for tick in range(0, 20 * WINDOW, 20):  # one batch short of what is needed: the estimate stays
+    for tick in range(0, 20 * AVERAGED_BATCHES, 20):  # one batch short of what is needed: the estimate stays
         rule = rule.formed(tick)
     assert rule.lag_ticks == 10 and rule.due(30, 20) and not rule.due(29, 20)
-    rule = rule.formed(20 * WINDOW)
+    rule = rule.formed(20 * AVERAGED_BATCHES)
     assert rule.lag_ticks == 30  # batches of 20 ticks
-    for tick in range(20 * WINDOW, 20 * WINDOW + 41 * WINDOW, 41):
+    for tick in range(20 * AVERAGED_BATCHES, 20 * AVERAGED_BATCHES + 41 * AVERAGED_BATCHES, 41):
         rule = rule.formed(tick + 41)
     assert rule.lag_ticks == 62 == -(-3 * 41 // 2)
     assert Following(lag_ticks=10).restored(to_plain(rule)) == rule

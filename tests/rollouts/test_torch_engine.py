@@ -13,7 +13,7 @@ from scalerl.models.weights import WeightLayout
 from scalerl.rollouts.engine import Request, Sampling, step
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local import torch_engine as module
-from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.local.torch_engine import check_cached_logps, torch_engine
 
 STOP = 1
 SAME = (5, 9, 2)
@@ -120,4 +120,4 @@ def test_an_architecture_with_wrong_results_over_the_cache_is_an_error(monkeypat
 
     monkeypatch.setattr(module._MaskMaker, "__init__", forget_eager)
     with pytest.raises(ConfigError, match="generation cache"):
-        check_engine(Policy(tiny_model("qwen3-eager")))
+        check_cached_logps(Policy(tiny_model("qwen3-eager")))

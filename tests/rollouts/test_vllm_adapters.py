@@ -32,7 +32,7 @@ from scalerl.rollouts.vllm import adapters
 from scalerl.rollouts.vllm.adapters import AdapterChannel, AdapterTransfer
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.client import vllm_client
-from scalerl.rollouts.vllm.server import ADAPTERS, Server, ServerSpec, command, environment
+from scalerl.rollouts.vllm.server import ADAPTERS, ServerSpec, VllmServer, command, environment
 from scalerl.training.resolve import place_processes
 
 pytest.importorskip("peft")
@@ -66,7 +66,7 @@ def started(request, tmp_path_factory):
     channel = AdapterChannel(path / "weights", WeightLayout.of(versions[0].adapters()), LORA)
     for version, policy in versions.items():
         channel.send(version, policy.adapters())
-    server = Server(
+    server = VllmServer(
         ServerSpec(
             model=str(path / "model"), max_model_len=900, max_num_seqs=12, log=path / "vllm.log", python=PYTHON,
             dtype=dtype, fp32_head=True, backend=ADAPTERS, environment=CPU,

@@ -21,7 +21,7 @@ from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
 from scalerl.rollouts.schedule import PipelineSchedule
 from scalerl.rollouts.vllm.client import State, _settle
-from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, Span
+from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, VersionSpan
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.types import Prompt, Visit
 
@@ -308,7 +308,7 @@ def test_a_stop_token_after_the_answer_budget_is_ignored_without_an_error():
     allowance = sequence.allowance
     sequence.begin()
     sequence.extend((4, 7, 5, 6, 5, 9), (-0.5,) * 6, version=3)
-    _settle(sequence, Chunk((5, 9), (-0.5, -0.5), "stop", (Span(3, 0, 6),)), allowance)
+    _settle(sequence, Chunk((5, 9), (-0.5, -0.5), "stop", (VersionSpan(3, 0, 6),)), allowance)
     rollout = sequence.finish().rollout
     assert rollout.tokens.tolist() == [4, 7, 5, 6] and rollout.truncated and not rollout.interrupted
     assert rollout.versions.tolist() == [3, 3, 3, 3]
@@ -316,4 +316,4 @@ def test_a_stop_token_after_the_answer_budget_is_ignored_without_an_error():
     open_ended.begin()
     open_ended.extend((4, 5), (-0.5, -0.5), version=3)
     with pytest.raises(BadAnswer, match="not a stop token"):
-        _settle(open_ended, Chunk((5,), (-0.5,), "stop", (Span(3, 0, 2),)), allowance)
+        _settle(open_ended, Chunk((5,), (-0.5,), "stop", (VersionSpan(3, 0, 2),)), allowance)

@@ -16,7 +16,7 @@ from scalerl.models.routing import UNKNOWN
 from scalerl.rollouts.engine import Request, RoutingShape, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.protocol import BadAnswer, Span, experts_of, parse_chunk
+from scalerl.rollouts.vllm.protocol import BadAnswer, VersionSpan, experts_of_tokens, parse_chunk
 from scalerl.rollouts.vllm.sequence import TokenSequence
 
 
@@ -64,7 +64,7 @@ def test_every_token_has_the_experts_of_the_token_before_it_and_those_of_a_broke
 )
 def test_experts_that_do_not_fit_the_model_are_an_error_with_numbers(text, message):
     with pytest.raises(BadAnswer, match=message):
-        experts_of(text, 5, RoutingShape(3, 2, 8))
+        experts_of_tokens(text, 5, RoutingShape(3, 2, 8))
 
 
 def test_under_top_p_every_token_has_the_set_that_it_was_sampled_from_across_broken_requests(make, server):
@@ -263,14 +263,14 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
     sequence.extend([2, 3], [-1.0, -1.0], 4)
     sequence.begin()
     sequence.extend([4, 5, 6], [-1.0, -1.0, -1.0], 5)
-    sequence.settle([Span(5, 0, 1), Span(6, 1, 9)])  # the server sampled more than the sequence may have
+    sequence.settle([VersionSpan(5, 0, 1), VersionSpan(6, 1, 9)])  # the server sampled more than the sequence may have
     assert sequence.versions == [4, 4, 5, 6, 6]
-    sequence.settle([Span(6, 0, 3)])  # a swap during the prefill: the prompt was partly computed with version 5
+    sequence.settle([VersionSpan(6, 0, 3)])  # a swap during the prefill: the prompt was partly computed with version 5
     assert sequence.versions == [4, 4, 5, 6, 6]
     with pytest.raises(BadAnswer, match="2 tokens"):
-        sequence.settle([Span(5, 0, 1), Span(6, 1, 2)])
+        sequence.settle([VersionSpan(5, 0, 1), VersionSpan(6, 1, 2)])
     with pytest.raises(BadAnswer, match="1 tokens"):
-        sequence.settle([Span(5, 0, 1), Span(6, 2, 3)])
+        sequence.settle([VersionSpan(5, 0, 1), VersionSpan(6, 2, 3)])
 
 
 @pytest.mark.parametrize(

@@ -249,12 +249,12 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
     from scalerl.rollouts.replay import check_current
     from scalerl.rollouts.vllm.checks import Needs
     from scalerl.rollouts.vllm.client import vllm_client
-    from scalerl.rollouts.vllm.server import Server, ServerSpec
+    from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
 
     sizes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
     policies = [Policy(tiny_model("qwen3", seed, **sizes).to("cuda:0")) for seed in (0, 1)]
     policies[0].model.save_pretrained(tmp_path / "model")
-    server = Server(
+    server = VllmServer(
         ServerSpec(
             model=str(tmp_path / "model"), max_model_len=128, max_num_seqs=8, log=tmp_path / "log", python=PYTHON,
             backend="nccl", dtype="float32", environment={"CUDA_VISIBLE_DEVICES": "1"},

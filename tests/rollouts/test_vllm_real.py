@@ -19,7 +19,7 @@ from scalerl.rollouts.replay import check_current, largest_difference
 from scalerl.rollouts.vllm import client, protocol
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.client import vllm_client
-from scalerl.rollouts.vllm.server import Server, ServerSpec
+from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
 from scalerl.types import Prompt, Visit
 
 pytestmark = REAL
@@ -43,7 +43,7 @@ def started(request, tmp_path_factory):
     versions = {version: policy(request.param, version) for version in range(3)}
     for version, of_version in versions.items():
         channel.send(version, of_version.weights())
-    server = Server(
+    server = VllmServer(
         ServerSpec(
             model=str(path / "model"), max_model_len=900, max_num_seqs=12, log=path / "vllm.log", python=PYTHON,
             dtype="float32", extra=("--enforce-eager",), environment=CPU,

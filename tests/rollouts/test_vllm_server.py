@@ -23,7 +23,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.rollouts.engine import RoutingShape
 from scalerl.rollouts.vllm import server as server_module
 from scalerl.rollouts.vllm.checks import check_server
-from scalerl.rollouts.vllm.server import INSIDE, Server, ServerSpec, command, environment
+from scalerl.rollouts.vllm.server import SERVER_CODE, ServerSpec, VllmServer, command, environment
 
 HERE = Path(__file__).parent
 
@@ -159,9 +159,9 @@ def test_the_server_sees_only_the_code_that_it_loads(spec):
     made = environment(added, {"PATH": "/bin", "PYTHONPATH": "/ours"})
     assert made == {
         "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "PYTHONPATH": str(INSIDE), "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": str(SERVER_CODE), "PYTHONSAFEPATH": "1",
     }  # fmt: skip
-    assert sorted(path.name for path in INSIDE.glob("*.py")) == ["scalerl_adapters.py", "scalerl_weights.py"]
+    assert sorted(path.name for path in SERVER_CODE.glob("*.py")) == ["scalerl_adapters.py", "scalerl_weights.py"]
 
 
 def test_a_server_in_fp32_multiplies_in_fp32_unless_the_user_says_otherwise(spec):
@@ -182,7 +182,7 @@ def answers(address):
 
 
 def test_a_server_starts_is_checked_and_ends(spec):
-    server = Server(spec)
+    server = VllmServer(spec)
     server.wait_ready()
     assert server.obituary() is None and check_server(server.address, NEEDS) == []
     assert "fake vLLM at" in server.reason()
@@ -191,7 +191,7 @@ def test_a_server_starts_is_checked_and_ends(spec):
 
 
 def test_the_error_of_a_failed_start_is_one_line_with_the_reason(spec):
-    server = Server(dataclasses.replace(spec, extra=("--die",)))
+    server = VllmServer(dataclasses.replace(spec, extra=("--die",)))
     with pytest.raises(ConfigError) as caught:
         server.wait_ready()
     assert "out of luck" in str(caught.value) and "\n" not in str(caught.value)
@@ -223,7 +223,7 @@ def unlucky(spec, tmp_path):
 
 @pytest.mark.parametrize("words", TAKEN.values(), ids=TAKEN)
 def test_a_server_whose_port_is_taken_starts_on_another_one(unlucky, words):
-    server = Server(unlucky(2, words))
+    server = VllmServer(unlucky(2, words))
     first = server.address
     server.wait_ready()
     assert answers(server.address) and server.address != first
@@ -231,14 +231,14 @@ def test_a_server_whose_port_is_taken_starts_on_another_one(unlucky, words):
 
 
 def test_three_taken_ports_are_an_error_with_cause_and_cure(unlucky, tmp_path):
-    server = Server(unlucky(99, TAKEN["vLLM"]))
+    server = VllmServer(unlucky(99, TAKEN["vLLM"]))
     with pytest.raises(ConfigError, match=r"Address already in use .*3 ports of 127.0.0.1 were tried.*ss -ltnp"):
         server.wait_ready()
     assert len((tmp_path / "starts").read_text().splitlines()) == 3
 
 
 def test_another_error_of_a_start_is_not_tried_again(unlucky, tmp_path):
-    server = Server(unlucky(99, "RuntimeError: out of memory"))
+    server = VllmServer(unlucky(99, "RuntimeError: out of memory"))
     with pytest.raises(ConfigError, match="out of memory"):
         server.wait_ready()
     assert len((tmp_path / "starts").read_text().splitlines()) == 1
@@ -257,7 +257,7 @@ def test_another_server_at_the_port_is_not_taken_for_the_started_one(spec, serve
                 yield free
 
     monkeypatch.setattr(server_module, "reserved_port", port)
-    made = Server(spec)
+    made = VllmServer(spec)
     assert made.address == server.address
     made.wait_ready()
     assert made.address != server.address and answers(made.address)
@@ -266,7 +266,7 @@ def test_another_server_at_the_port_is_not_taken_for_the_started_one(spec, serve
 
 
 def test_a_user_may_name_the_model(spec):
-    server = Server(dataclasses.replace(spec, extra=("--served-model-name", "mine")))
+    server = VllmServer(dataclasses.replace(spec, extra=("--served-model-name", "mine")))
     server.wait_ready()
     assert "mine" in httpx.get(f"{server.address}/v1/models", trust_env=False).text
     server.close()
@@ -322,7 +322,7 @@ LOGS = {
 
 @pytest.mark.parametrize("log", LOGS)
 def test_the_reason_of_a_death_is_the_last_error_that_is_not_a_consequence(spec, log):
-    server = Server(spec)
+    server = VllmServer(spec)
     server.close()
     text, reason = LOGS[log]
     spec.log.write_text(text)
@@ -332,7 +332,7 @@ def test_the_reason_of_a_death_is_the_last_error_that_is_not_a_consequence(spec,
 def test_a_server_that_takes_too_long_is_ended(spec):
     slow = Path(spec.python)
     slow.write_text("#!/bin/sh\necho loading\nexec sleep 600\n")
-    server = Server(dataclasses.replace(spec, start_s=0.5))
+    server = VllmServer(dataclasses.replace(spec, start_s=0.5))
     with pytest.raises(ConfigError, match="start_timeout_s"):
         server.wait_ready()
     assert server.obituary() is not None
@@ -340,8 +340,8 @@ def test_a_server_that_takes_too_long_is_ended(spec):
 
 HELPER = """
 import pathlib, pickle, sys, time
-from scalerl.rollouts.vllm.server import Server
-server = Server(pickle.loads(pathlib.Path("spec").read_bytes()))
+from scalerl.rollouts.vllm.server import VllmServer
+server = VllmServer(pickle.loads(pathlib.Path("spec").read_bytes()))
 server.wait_ready()
 print(server.address, flush=True)
 time.sleep(600)
@@ -381,7 +381,7 @@ def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
     from scalerl.rollouts.process_engine import EngineDied
     from scalerl.rollouts.vllm.client import vllm_client
 
-    server = Server(spec)
+    server = VllmServer(spec)
     server.wait_ready()
     engine, _ = direct(
         vllm_client(

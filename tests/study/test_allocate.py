@@ -6,7 +6,7 @@ from study_arms import arm, collapsed, run, stretched
 
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.scaling.health import decline
-from scalerl.study.allocate import LEAST, allocate, own_levels, usable_fits
+from scalerl.study.allocate import LEAST_PROBABILITY, allocate, own_levels, usable_fits
 
 
 def misleading(fraction=0.25, seeds=3):
@@ -158,7 +158,7 @@ def test_many_equal_arms_all_continue():
     """Thirty arms: each is the best with probability 1/30, below the limit of 0.05."""
     alike_AD = np.random.default_rng(0).standard_normal((30, 4000))
     allocation = allocate({str(a): fit(run()) for a in range(30)}, lambda fits: (alike_AD, alike_AD))
-    assert max(v.probability_best for v in allocation.verdicts.values()) < LEAST
+    assert max(v.probability_best for v in allocation.verdicts.values()) < LEAST_PROBABILITY
     assert all(v.go_on for v in allocation.verdicts.values())
 
 

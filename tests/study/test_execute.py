@@ -82,7 +82,7 @@ class Quiet:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("scalerl.study.execute.POLL_S", 0.0)
+    monkeypatch.setattr("scalerl.study.execute.PROCESSES_POLL_S", 0.0)
 
 
 def run(study, workers, shares=(1.0,), stop=lambda: False):

@@ -7,7 +7,7 @@ from scalerl.config.base import replace
 from scalerl.config.length import LengthPenalty
 from scalerl.config.recipe import SCALERL, Cispo, Dapo, PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
-from scalerl.study.plan import Arm, Plan, check, plan_toml, read_plan, recipe_changes, select, with_rates
+from scalerl.study.plan import Arm, Plan, checked_plan, plan_toml, read_plan, recipe_changes, select, with_rates
 from scalerl.study.plans import PLANS
 
 
@@ -22,7 +22,7 @@ def arm(name, **recipe):
 
 @pytest.mark.parametrize("name", list(PLANS))
 def test_every_built_in_plan_is_valid_and_reads_back_from_toml(name, tmp_path):
-    made = check(PLANS[name](QUICK))
+    made = checked_plan(PLANS[name](QUICK))
     (tmp_path / "study.toml").write_text(plan_toml(made))
     assert read_plan(tmp_path / "study.toml") == made
 

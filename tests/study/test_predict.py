@@ -16,7 +16,7 @@ from scalerl.scaling import CurveError
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.display import describe
 from scalerl.study.execute import Execution, execute
-from scalerl.study.plan import check, plan_toml, read_plan, select
+from scalerl.study.plan import checked_plan, plan_toml, read_plan, select
 from scalerl.study.plans import PLANS
 from scalerl.study.predict import by_forecast, predict
 from scalerl.view.figure import Line
@@ -74,7 +74,7 @@ def test_the_grid_has_each_combination_once_and_holds_out_the_largest_width_and_
 )
 def test_a_plan_that_determines_no_law_is_an_error_before_it_runs(changes, message):
     with pytest.raises((ConfigError, CurveError), match=message):
-        check(replace(SMALL, **changes))
+        checked_plan(replace(SMALL, **changes))
 
 
 def test_settings_and_held_out_arms_are_in_the_plan_file(tmp_path):
@@ -91,7 +91,7 @@ def test_a_selection_without_held_out_arms_is_an_ordinary_study():
 
 def test_held_out_arms_start_after_they_are_predicted(study, monkeypatch):
     workers, started = ScriptedWorkers(), []
-    monkeypatch.setattr("scalerl.study.execute.POLL_S", 0.0)
+    monkeypatch.setattr("scalerl.study.execute.PROCESSES_POLL_S", 0.0)
     monkeypatch.setattr("scalerl.study.execute.by_forecast", lambda study: (["w128-p16-g16"], "it leads"))
     monkeypatch.setattr("scalerl.study.execute.predict", lambda study: started.extend(workers.started))
     execute(Execution(study, workers, Quiet(), lambda: False), (0.5, 1.0))
@@ -106,7 +106,7 @@ def test_held_out_arms_that_cannot_be_predicted_are_not_run(study, monkeypatch):
         raise CurveError("all runs are flat")
 
     workers, quiet = ScriptedWorkers(), Quiet()
-    monkeypatch.setattr("scalerl.study.execute.POLL_S", 0.0)
+    monkeypatch.setattr("scalerl.study.execute.PROCESSES_POLL_S", 0.0)
     monkeypatch.setattr("scalerl.study.execute.predict", fail)
     execute(Execution(study, workers, quiet, lambda: False), (1.0,))
     assert len(workers.started) == 8

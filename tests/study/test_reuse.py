@@ -11,7 +11,7 @@ from scalerl.config import to_toml
 from scalerl.config.base import replace
 from scalerl.core.files import take_hold
 from scalerl.core.run_files import RunKey
-from scalerl.study.directory import Held, StudyDirectory, equal_runs, take_over
+from scalerl.study.directory import ReusedRun, StudyDirectory, equal_runs, take_over
 from scalerl.study.plan import Arm
 
 
@@ -31,7 +31,7 @@ def plan_like(other, **names):
 def test_equal_finished_runs_are_found_for_any_name_of_the_arm(other):
     plan = plan_like(other, a="first", b="third")
     assert equal_runs(plan, [other]) == {
-        RunKey("a", seed): Held(other.path / f"first/seed-{seed}", STEPS)
+        RunKey("a", seed): ReusedRun(other.path / f"first/seed-{seed}", STEPS)
         for seed in (0, 1)  # seed 2 is missing, b is not finished
     }
 

@@ -4,7 +4,7 @@ import pytest
 
 from scalerl.tasks import math
 from scalerl.tasks.answers import find_answer
-from scalerl.tasks.checks import WRITTEN
+from scalerl.tasks.checks import WRITTEN_FORMS
 from scalerl.types import Prompt
 
 
@@ -157,7 +157,7 @@ def test_only_the_form_that_the_task_asks_for_counts(form):
         prompt = Prompt("0" * 16, "q", (1,), "4", "math", {"prompt": "q", "answer_form": form})
         verdict = math.verify(prompt, completion)
         assert verdict.passed is (name == form) and verdict.form == (form if name == form else "none")
-        reference = WRITTEN.get(form, r"\boxed{{{}}}").format("4")
+        reference = WRITTEN_FORMS.get(form, r"\boxed{{{}}}").format("4")
         assert math.verify(prompt, reference).passed
 
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from scalerl.tasks.calls import BY_NAME, FORMS, Call, calls, split
+from scalerl.tasks.calls import BY_NAME, CALL_FORMS, ToolCall, calls, split
 
-ROME = Call("look_up", {"city": "Rome"})
+ROME = ToolCall("look_up", {"city": "Rome"})
 SCHEMA = {
     "type": "function",
     "function": {
@@ -19,7 +19,7 @@ SCHEMA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS, ids=BY_NAME)
+@pytest.mark.parametrize("form", CALL_FORMS, ids=BY_NAME)
 def test_each_form_reads_its_example_and_no_form_before_it_does(form):
     assert calls(form.example) == calls(form.example, form.name) == [ROME]
     assert split(f"<think>{form.example}</think>{form.example}", form.name) == (
@@ -66,8 +66,8 @@ def test_a_call_cut_off_at_the_end_of_a_turn_is_read_if_it_is_whole():
 
 
 def test_several_calls_are_read_in_order():
-    two = [ROME, Call("look_up", {"city": "Oslo"})]
-    for form in FORMS:
+    two = [ROME, ToolCall("look_up", {"city": "Oslo"})]
+    for form in CALL_FORMS:
         if form.name not in ("json", "python-list", "mistral-json", "gpt-oss"):
             assert calls(form.example + "\n" + form.example.replace("Rome", "Oslo")) == two, form.name
     assert calls('[look_up(city="Rome"), look_up(city="Oslo")]') == two
@@ -87,14 +87,14 @@ def test_arguments_in_tags_get_the_types_of_their_schema():
         f"<parameter={name}>\n{value}\n</parameter>\n"
         for name, value in {"room": 7, "code": "007", "late": "True", "days": '["Mo"]', "note": "12"}.items()
     )
-    made = Call("book", {"room": 7, "code": "007", "late": True, "days": ["Mo"], "note": "12"})
+    made = ToolCall("book", {"room": 7, "code": "007", "late": True, "days": ["Mo"], "note": "12"})
     assert calls(text + "</function></tool_call>", "qwen3.5", [SCHEMA]) == [made]
 
 
 def test_a_text_in_tags_keeps_its_lines_and_tags():
     code = "if a < b:\n    print('<b>')\n"
     text = f"<function=python><parameter=code>\n{code}\n</parameter></function>"
-    assert calls(text) == [Call("python", {"code": code})]
+    assert calls(text) == [ToolCall("python", {"code": code})]
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_a_text_that_opens_many_calls_is_read_in_time_proportional_to_its_length
 
 
 def test_a_deeply_nested_name_is_no_traceback():
-    assert calls("[look" + ".up" * 900 + "(city='Rome')]") == [Call("up", {"city": "Rome"})]
+    assert calls("[look" + ".up" * 900 + "(city='Rome')]") == [ToolCall("up", {"city": "Rome"})]

@@ -18,7 +18,7 @@ from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks import code, code_tests
 from scalerl.tasks.base import Verdict
-from scalerl.tasks.code import Judge
+from scalerl.tasks.code import ProgramJudge
 from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
 from scalerl.tasks.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
 from scalerl.tasks.sandbox.guest.plain import as_json, dumps
@@ -28,7 +28,7 @@ from scalerl.types import Prompt
 @pytest.fixture(scope="module")
 def judge():
     try:
-        judge = Judge(Sandbox(test_s=5.0))
+        judge = ProgramJudge(Sandbox(test_s=5.0))
     except ConfigError as error:
         pytest.skip(f"no sandbox here: {error}")
     yield judge

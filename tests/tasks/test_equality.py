@@ -288,7 +288,7 @@ def test_an_answer_is_judged_as_its_author_would(completion, answer, passed):
 EXAMPLE = re.compile(r"`([^`]*)` -> `([^`]*)`|`([^`]*)` is unchanged")
 
 
-@pytest.mark.parametrize("rule", dict.fromkeys(notation.RULES), ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", dict.fromkeys(notation.NOTATION_RULES), ids=lambda rule: rule.__name__)
 def test_the_examples_of_a_rule_hold(rule):
     examples = EXAMPLE.findall(inspect.getdoc(rule))
     assert len(examples) == 2
@@ -298,7 +298,7 @@ def test_the_examples_of_a_rule_hold(rule):
         assert rule(before or unchanged) == (after or unchanged)
 
 
-@pytest.mark.parametrize("rule", equality.RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", equality.EQUALITY_RULES, ids=lambda rule: rule.__name__)
 def test_every_rule_of_equality_has_two_examples(rule):
     text = inspect.getdoc(rule).partition("Examples: ")[2]
     assert len(re.split(r"; (?!y)", text.strip())) >= 2

@@ -64,7 +64,7 @@ def fake():
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch):
-    monkeypatch.setattr(judge, "WAIT_S", 0.0)
+    monkeypatch.setattr(judge, "RETRY_WAIT_S", 0.0)
 
 
 def scores(fake, replies, completions=("2",), **settings):

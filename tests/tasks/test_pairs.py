@@ -8,7 +8,7 @@ import pytest
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks import code, math
-from scalerl.tasks.code import Judge
+from scalerl.tasks.code import ProgramJudge
 from scalerl.types import Prompt
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -34,7 +34,7 @@ def test_the_verifier_of_maths_is_right_on_all_pairs_but_two():
 @pytest.mark.slow
 def test_the_verifier_of_programs_is_right_on_all_pairs(monkeypatch):
     try:
-        judge = Judge(Sandbox(test_s=5.0))
+        judge = ProgramJudge(Sandbox(test_s=5.0))
     except ConfigError as error:
         pytest.skip(f"no sandbox here: {error}")
     monkeypatch.setattr(code, "judge", lambda: judge)

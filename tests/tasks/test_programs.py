@@ -62,7 +62,7 @@ def test_a_very_long_answer_fails_without_being_run():
     began = time.process_time()
     assert not verify(f"</think>{right}", SHOWN + HIDDEN)
     assert time.process_time() - began < 0.5
-    assert verify("</think>" + right[: programs.LONGEST - 1], SHOWN + HIDDEN)
+    assert verify("</think>" + right[: programs.LONGEST_PROGRAM - 1], SHOWN + HIDDEN)
 
 
 def test_the_hidden_point_decides_between_programs_that_fit_the_given_points():

@@ -8,7 +8,7 @@ from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.tasks import code
 from scalerl.tasks.checks import check_tests, sandbox_line
-from scalerl.tasks.code import Judge
+from scalerl.tasks.code import ProgramJudge
 from scalerl.tasks.code_tests import BadTests, imports_of, read_tests
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.types import Prompt
@@ -17,7 +17,7 @@ from scalerl.types import Prompt
 @pytest.fixture(scope="module")
 def judge():
     try:
-        judge = Judge(Sandbox(packages=("pytest",), test_s=30.0))
+        judge = ProgramJudge(Sandbox(packages=("pytest",), test_s=30.0))
     except ConfigError as error:
         pytest.skip(f"no sandbox here: {error}")
     yield judge
@@ -292,7 +292,7 @@ for attempt in (lambda: open(os.path.join(os.path.dirname(numpy.__file__), "x.py
         print(type(error).__name__)
 print(os.listdir("/tmp") if not {prefix!r}.startswith("/tmp") else [])
 """
-    with_numpy = Judge(Sandbox(packages=("numpy",), test_s=30.0))
+    with_numpy = ProgramJudge(Sandbox(packages=("numpy",), test_s=30.0))
     try:
         printed = with_numpy.output(program.replace("{prefix!r}", repr(sys.prefix))).split("\n")
     finally:

@@ -15,7 +15,7 @@ from scalerl.core.plugins import PluginError
 from scalerl.prompts.sources import custom_rows
 from scalerl.rollouts.turns import check_replies, with_replies
 from scalerl.tasks import code, tools
-from scalerl.tasks.calls import FORM, Call
+from scalerl.tasks.calls import FORM, ToolCall
 from scalerl.tasks.checks import sandbox_notes
 from scalerl.tasks.tools import LOOK_UP, template_form
 from scalerl.tasks.turns import Reply, reply_to
@@ -166,10 +166,10 @@ def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, 
 def test_python_runs_in_a_sandbox(monkeypatch):
     code.prepare(Scoring(sandbox=Sandbox(mode="unsafe", test_s=1.0)))
     code.judge.cache_clear()
-    call = Call("python", {"code": "print(6 * 7)\nprint(nothing)"})
+    call = ToolCall("python", {"code": "print(6 * 7)\nprint(nothing)"})
     said = tools.answer([tools.python], call, {}, "own:Task")
     assert said.startswith("42\nended with exit status 1 (NameError: name 'nothing' is not defined")
-    late = Call("python", {"code": "while True: pass"})
+    late = ToolCall("python", {"code": "while True: pass"})
     assert tools.answer([tools.python], late, {}, "own:Task") == "took longer than 1 s"
     code.judge().close()
     code.judge.cache_clear()

@@ -4,7 +4,7 @@ import pytest
 
 from scalerl.tasks import math
 from scalerl.tasks.values import number
-from scalerl.tasks.words import changes, in_digits
+from scalerl.tasks.words import changes_number, in_digits
 from scalerl.types import Prompt
 
 
@@ -61,7 +61,7 @@ def test_other_phrases_stay(text):
     ],
 )  # fmt: skip
 def test_a_phrase_that_changes_its_number_does_not_pass_for_it(phrase):
-    assert changes(phrase)
+    assert changes_number(phrase)
     forms = (r"\boxed{\text{%s}}", "The answer is %s.", "<answer>%s</answer>", "#### %s", "So it is %s.")
     assert [form for form in forms if passes("18", form % phrase)] == []
 

@@ -9,7 +9,7 @@ from scalerl.config.data import ProgramsTask
 from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
 from scalerl.training.run_info import data_notes
-from scalerl.training.saved import Saved, changes, continued
+from scalerl.training.saved import Saved, config_changes, continued_config
 
 
 @pytest.fixture
@@ -30,27 +30,27 @@ def test_a_later_rate_applies_from_its_step_on_and_keeps_the_warm_up():
 
 def test_the_rate_of_a_resume_is_recorded_with_the_step_of_its_checkpoint(run):
     words = ["--recipe.optimizer.learning_rate", "1e-4"]
-    changed = continued(run, LAB, words, None, SAVED)
+    changed = continued_config(run, LAB, words, None, SAVED)
     optimizer = changed.recipe.optimizer
     assert optimizer.learning_rate == LAB.recipe.optimizer.learning_rate
     assert optimizer.later_rates == (LaterRate(after_step=8, learning_rate=1e-4),)
     assert parse_config(to_toml(changed), "text") == changed
     assert "learning rate was set to 0.0001 after step 8" in data_notes(changed)[-1]
     (run / "config.toml").write_text(to_toml(changed))
-    again = continued(run, changed, {"recipe.optimizer.learning_rate": 5e-5}, 50, SAVED)
+    again = continued_config(run, changed, {"recipe.optimizer.learning_rate": 5e-5}, 50, SAVED)
     assert again.recipe.optimizer.later_rates == (LaterRate(after_step=8, learning_rate=5e-5),) and again.steps == 50
 
 
 def test_options_that_do_not_affect_completed_steps_are_accepted(run):
     words = ["--checkpoint.every", "3", "--stop_when", "[]"]
-    changed = continued(run, LAB, words, 7, None)
+    changed = continued_config(run, LAB, words, 7, None)
     assert changed == replace(LAB, steps=7, checkpoint=replace(LAB.checkpoint, every=3), stop_when=())
 
 
 @pytest.mark.parametrize("words", [["--recipe.loss", "gspo"], ["--seed", "3"], ["--recipe.optimizer.eps", "1e-8"]])
 def test_an_option_that_would_make_a_different_run_is_refused(run, words):
     with pytest.raises(ConfigError, match="allowed: --steps"):
-        continued(run, LAB, words, None, None)
+        continued_config(run, LAB, words, None, None)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_an_option_that_would_make_a_different_run_is_refused(run, words):
 )
 def test_a_change_that_is_not_allowed_is_explained_with_its_fields(run, words, changed):
     with pytest.raises(ConfigError) as error:
-        continued(run, LAB, words, None, SAVED)
+        continued_config(run, LAB, words, None, SAVED)
     assert changed in str(error.value) and str(error.value).count("(was") <= 5 and "''" not in str(error.value)
 
 
 def test_a_change_of_one_of_several_tasks_has_the_name_of_the_task(run):
     two = replace(LAB, data=(LAB.data[0], ProgramsTask(name="lines")))
     three = replace(two, data=(*two.data, ProgramsTask(name="more")))
-    assert changes(two, replace(two, data=(LAB.data[0], ProgramsTask(name="lines", prompts=3)))) == [
+    assert config_changes(two, replace(two, data=(LAB.data[0], ProgramsTask(name="lines", prompts=3)))) == [
         "data.lines.prompts = 3 (was 4096)"
     ]
-    assert changes(two, three)[0] == "data = 'arithmetic, lines, more' (was 'arithmetic, lines')"
-    assert changes(LAB, LAB) == []
+    assert config_changes(two, three)[0] == "data = 'arithmetic, lines, more' (was 'arithmetic, lines')"
+    assert config_changes(LAB, LAB) == []
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from scalerl.config import LAB
 from scalerl.core import manifest
 from scalerl.core.errors import ConfigError
 from scalerl.core.manifest import Damaged, check_files, digest
-from scalerl.learner.checkpoint import FORMAT, CheckpointStore, load_state, save_state
+from scalerl.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, load_state, save_state
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.saved import sound_checkpoint
 
@@ -93,7 +93,7 @@ def two(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     for step in (10, 20):
         path = store.begin(step)
-        save_state(path, "trainer", {"format": FORMAT, "step": step, "cursors": {}})
+        save_state(path, "trainer", {"format": TRAINER_FORMAT, "step": step, "cursors": {}})
         save_state(path, "generator", {"tokens": np.arange(step), "sampling_version": step})
         (path / "learner").mkdir()
         (path / "learner/__0_0.distcp").write_bytes(b"shard" * step)  # of several ranks

@@ -15,7 +15,7 @@ from scalerl.config import LAB
 from scalerl.config.run import Checkpointing
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.errors import ConfigError
-from scalerl.learner.checkpoint import FORMAT, CheckpointStore, save_state
+from scalerl.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, save_state
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.saved import checkpoint_of
 from scalerl.types import EvalPoint
@@ -35,7 +35,7 @@ def evaluation(step, rate, task="arithmetic"):
 
 
 def commit(store, step, rates=None):
-    save_state(store.begin(step), "trainer", {"format": FORMAT, "step": step, "cursors": {}})
+    save_state(store.begin(step), "trainer", {"format": TRAINER_FORMAT, "step": step, "cursors": {}})
     store.commit(step, rates)
 
 

@@ -18,7 +18,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner.single import SingleLearner
 from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy, rounding
-from scalerl.models.rows import Rows
+from scalerl.models.rows import PolicyRows
 from scalerl.models.sizes import Attention, ModelSizes, of_model
 from scalerl.rollouts.directory import DirectoryChannel
 from scalerl.rollouts.replay import check_current
@@ -132,7 +132,7 @@ def test_merged_bf16_weights_are_rounded_once_and_pass_the_replay(tmp_path):
     policy = Policy(tiny_model("qwen3", seed=9).bfloat16())
     policy.load_weights(3, weights)
     given = batch()
-    rows = Rows.padded(given.rollouts.tokens_BT, given.trained_BT, policy.device)
+    rows = PolicyRows.padded(given.rollouts.tokens_BT, given.trained_BT, policy.device)
     with torch.no_grad():
         ours, theirs = (p(rows)[0] for p in (learner.policy, policy))
     assert float((ours - theirs).abs().mean()) < rounding(torch.bfloat16)

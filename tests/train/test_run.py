@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from scalerl.core.status import read_status
-from scalerl.tasks.answers import FORMS
+from scalerl.tasks.answers import ANSWER_FORMS
 from scalerl.training.catalog import METRICS
 from scalerl.view.run import FollowedRun
 
@@ -33,7 +33,7 @@ def test_a_run_writes_all_documented_files(undisturbed):
     points, metrics = runs.rows(path, "points.jsonl"), runs.rows(path, "metrics.jsonl")
     assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and [m["step"] for m in metrics] == list(range(1, 25))
     environments = {"turns", "tool_calls", "observed_tokens", "reply_wait_s", "parked"}
-    forms = {f"answer_{form}" for form in (*FORMS, "unread")}  # of mathematical answers
+    forms = {f"answer_{form}" for form in (*ANSWER_FORMS, "unread")}  # of mathematical answers
     assert {"step", *METRICS} - environments - forms - {"router_disagreement", "kl"} == set().union(*metrics)
     documented = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     assert all(f"`{name}`" in documented for name in points[0])

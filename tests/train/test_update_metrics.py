@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 from scalerl.config.mismatch import TokenMask
 from scalerl.config.recipe import Dapo, Recipe
 from scalerl.learner.batch import StepSettings
-from scalerl.learner.metrics import NAMES, TokenMeter, TokenSums, packed, unpacked
+from scalerl.learner.metrics import NAMES, TokenMeter, TokenSums, packed_values, summed_values
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 
@@ -96,10 +96,10 @@ def test_sums_cannot_be_passed_by_position_and_cross_a_device_by_name():
     with pytest.raises(TypeError):
         meter.add(torch.zeros(()), *[torch.zeros(1)] * 5)
     for order in (NAMES, NAMES[::-1], sorted(NAMES)):
-        sums = unpacked([packed({name: SUMS[name] for name in order}, torch.device("cpu"))])
+        sums = summed_values([packed_values({name: SUMS[name] for name in order}, torch.device("cpu"))])
         assert asdict(sums) == pytest.approx(SUMS)
     with pytest.raises(AssertionError):
-        packed({"token": 5.0}, torch.device("cpu"))
+        packed_values({"token": 5.0}, torch.device("cpu"))
 
 
 def test_parts_are_added_except_for_extremes_and_none_gives_zeros():

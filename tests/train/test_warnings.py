@@ -7,7 +7,7 @@ import pytest
 from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
-from scalerl.training.warnings import WINDOW, RunWarnings, occupancy
+from scalerl.training.warnings import AVERAGED_STEPS, RunWarnings, occupancy
 from scalerl.types import EvalPoint
 
 
@@ -32,11 +32,17 @@ def warning_of(configuration, occupancy, mean=30.0, longest=60, steps=60):
 
 def test_the_warning_is_given_once_after_the_ramp_and_a_full_window():
     (only,) = warning_of(config(PipelineRL()), 0.5)
-    assert only[0] == 9 + WINDOW and only[1].startswith("only 50% of the 256 slots were busy over the last 20 steps")
+    assert only[0] == 9 + AVERAGED_STEPS and only[1].startswith(
+        "only 50% of the 256 slots were busy over the last 20 steps"
+    )
 
 
 def test_no_warning_at_the_limit_or_before_a_full_window():
-    assert warning_of(config(PipelineRL()), 0.7) == [] == warning_of(config(PipelineRL()), 0.1, steps=9 + WINDOW - 1)
+    assert (
+        warning_of(config(PipelineRL()), 0.7)
+        == []
+        == warning_of(config(PipelineRL()), 0.1, steps=9 + AVERAGED_STEPS - 1)
+    )
 
 
 @pytest.mark.parametrize(

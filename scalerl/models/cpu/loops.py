@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from scalerl.core.files import atomic_file, cache_root, is_own, read_bytes
 from scalerl.core.limits import COMPILE_S
 
-NAME = "scalerl_slots"
+LIBRARY_NAME = "scalerl_slots"
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 """Keyword arguments that change the formula."""
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -182,9 +182,9 @@ def install_attention(model: Any) -> None:
         key_RKHD, value_RKHD = key.transpose(1, 2), value.transpose(1, 2)
         return decode_attention(query[:, :, 0], key_RKHD, value_RKHD, bias_RK, scaling)[:, None], None
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    model.config._attn_implementation = NAME
+    ALL_ATTENTION_FUNCTIONS.register(LIBRARY_NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(LIBRARY_NAME, sdpa_mask)
+    model.config._attn_implementation = LIBRARY_NAME
 
 
 def positions_first(cache_SHCD: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from scalerl.core.limits import ENDPOINT_REQUEST_S
 KEPT_S = 3600
 """Seconds for which the idle connection of a program stays open; a server that closes it first could do so during a
 request."""
-FULL_S = 0.05
+CONNECTIONS_FULL_S = 0.05
 """Seconds between looks whether a connection or a file descriptor is free."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of a system that has no room for a connection."""
@@ -47,7 +47,7 @@ class Holder(Protocol):
 class Connection(H11Protocol):
     """A connection that is closed if its request is not whole in time."""
 
-    def __init__(self, server: Server, config: uvicorn.Config, state: ServerState) -> None:
+    def __init__(self, server: EndpointServer, config: uvicorn.Config, state: ServerState) -> None:
         """Serve the application of a configuration."""
         super().__init__(config, state, {"connection": self})
         self._server = server
@@ -113,7 +113,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-class Server:
+class EndpointServer:
     """A thread that serves all endpoints of this process."""
 
     def __init__(self, most: int | None = None) -> None:
@@ -182,13 +182,13 @@ class Server:
         """
         while True:
             while len(self._open) >= self.most and not self._make_room():
-                await asyncio.sleep(FULL_S)
+                await asyncio.sleep(CONNECTIONS_FULL_S)
             try:
                 accepted, _ = await self._loop.sock_accept(listening)
             except OSError as error:
                 if error.errno in EXHAUSTED:
                     self._tell_once()
-                    await asyncio.sleep(0 if self._make_room() else FULL_S)
+                    await asyncio.sleep(0 if self._make_room() else CONNECTIONS_FULL_S)
                 continue
             try:
                 await self._loop.connect_accepted_socket(lambda: Connection(self, config, state), accepted)

@@ -17,13 +17,13 @@ import numpy as np
 
 from scalerl.core.errors import ConfigError
 from scalerl.models.template import continuation, render
-from scalerl.models.text import TokenText, encoded, prompt_tokens
+from scalerl.models.text import TokenText, encoded, tokens_of_prompts
 from scalerl.rollouts.agents.protocol import ChatMessage, Refused, Turn, TurnRequest, split_calls
 from scalerl.rollouts.turns import TurnSequence
 from scalerl.tasks.calls import FORM
 from scalerl.types import Rollout
 
-LONGEST = 1 << 20
+LONGEST_MESSAGE = 1 << 20
 """Limit of the tokens of new messages, which no request may reach; they are never cut."""
 
 HERMES = """You may call one or more functions to assist with the user query. \
@@ -61,7 +61,7 @@ class TurnEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestPlan:
     """The tokens of a request, and the turn that they continue."""
 
     tokens: tuple[int, ...]
@@ -97,7 +97,7 @@ class Conversations:
 
     # -------------------------------------------------------------------------------------------------- from messages
 
-    def plan(self, request: TurnRequest) -> Plan:
+    def plan(self, request: TurnRequest) -> RequestPlan:
         """Return the tokens for a request.
 
         Raises:
@@ -118,7 +118,7 @@ class Conversations:
                           code="context_length_exceeded")  # fmt: skip
         return plan
 
-    def _of_chat(self, request: TurnRequest) -> Plan:
+    def _of_chat(self, request: TurnRequest) -> RequestPlan:
         system = self.settings["system_prompt"]
         messages = _with_system(request.messages, system) if system else request.messages
         keys = _digests(messages, request.tools)
@@ -130,15 +130,15 @@ class Conversations:
         self._openings.add(keys[first])
         if base is None:
             tokens = self._rendered(messages, request.tools)
-            return Plan(tuple(tokens), None, 0, keys[-1], changed)
+            return RequestPlan(tuple(tokens), None, 0, keys[-1], changed)
         before = base.tokens()
-        return Plan((*before, *self._continued(new, before[-1])), base, len(before), keys[-1], changed)
+        return RequestPlan((*before, *self._continued(new, before[-1])), base, len(before), keys[-1], changed)
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Return the tokens of a conversation that continues no turn."""
         if not self._chat:
             shown = _with_tools(messages, tools) if tools else messages
-            (tokens,) = prompt_tokens(self._tokenizer, ["\n\n".join(message.content for message in shown)])
+            (tokens,) = tokens_of_prompts(self._tokenizer, ["\n\n".join(message.content for message in shown)])
             return _nonempty(tokens)
         text = self._template(messages, tools)
         if any(tool["function"]["name"] not in text for tool in tools):
@@ -163,7 +163,7 @@ class Conversations:
         day, arguments = self.settings.get("template_date", "auto"), self.settings["template_arguments"]
 
         def tokens(new: Sequence[ChatMessage]) -> list[int]:
-            return continuation(self._tokenizer, _plain(new), last, self._chat, LONGEST, day, arguments)
+            return continuation(self._tokenizer, _plain(new), last, self._chat, LONGEST_MESSAGE, day, arguments)
 
         try:
             return tokens(messages)
@@ -172,22 +172,22 @@ class Conversations:
                 raise
             return tokens([_as_user(message) for message in messages])
 
-    def _of_completion(self, text: str) -> Plan:
+    def _of_completion(self, text: str) -> RequestPlan:
         earlier = [place for place in self._completed if text.startswith(place.text)]
         base = max(earlier, key=lambda place: len(place.text), default=None)
         if base is None:
-            (tokens,) = prompt_tokens(self._tokenizer, [text])
-            return Plan(tuple(_nonempty(tokens)), None, 0, text, False)
+            (tokens,) = tokens_of_prompts(self._tokenizer, [text])
+            return RequestPlan(tuple(_nonempty(tokens)), None, 0, text, False)
         before, new = base.tokens(), text[len(base.text) :]
         if self._text.ends(before[-1]):  # a completion goes on in place of its end, in a sequence of its own
             del before[-1]
             base = None
         more = self._tokenizer(new, add_special_tokens=False, split_special_tokens=True)["input_ids"] if new else []
-        return Plan((*before, *more), base, len(before), text, base is not None and not base.last)
+        return RequestPlan((*before, *more), base, len(before), text, base is not None and not base.last)
 
     # ------------------------------------------------------------------------------------------------ from the policy
 
-    def record(self, request: TurnRequest, plan: Plan, sampled: Rollout) -> Turn:
+    def record(self, request: TurnRequest, plan: RequestPlan, sampled: Rollout) -> Turn:
         """Add a turn that the policy sampled; return the answer.
 
         Args:
@@ -216,7 +216,7 @@ class Conversations:
         reason = "length" if sampled.truncated else "tool_calls" if calls else "stop"
         return Turn(message, reason, len(plan.tokens), len(sampled), self.turns)
 
-    def _cut(self, request: TurnRequest, plan: Plan, sampled: Rollout) -> tuple[Rollout, str]:
+    def _cut(self, request: TurnRequest, plan: RequestPlan, sampled: Rollout) -> tuple[Rollout, str]:
         """Return a turn up to the request's limit or stop text, and its text."""
         if request.most_tokens is not None and len(sampled) > request.most_tokens:
             sampled = replace(_first(sampled, request.most_tokens), truncated=True)

@@ -26,9 +26,9 @@ from scalerl.core.addresses import is_loopback
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import trouble
 from scalerl.models.text import TokenText
-from scalerl.rollouts.agents.connections import Server
-from scalerl.rollouts.agents.conversations import Conversations, Plan
-from scalerl.rollouts.agents.protocol import CHAT, COMPLETION, MOST_BYTES, Refused, Turn, TurnRequest, read_request
+from scalerl.rollouts.agents.connections import EndpointServer
+from scalerl.rollouts.agents.conversations import Conversations, RequestPlan
+from scalerl.rollouts.agents.protocol import CHAT, COMPLETION, MOST_BODY_BYTES, Refused, Turn, TurnRequest, read_request
 from scalerl.types import Rollout
 
 CONNECTED_S = 0.5
@@ -125,7 +125,7 @@ class Session:
 class Endpoint:
     """A server on one address of this machine."""
 
-    def __init__(self, host: str, text: TokenText, server: Server) -> None:
+    def __init__(self, host: str, text: TokenText, server: EndpointServer) -> None:
         """Start listening on a free port.
 
         Args:
@@ -272,7 +272,7 @@ class Endpoint:
                 return turn_request, session.conversations.record(turn_request, plan, sampled)
 
 
-def _planned(session: Session, body: bytes, parameters: frozenset[str]) -> tuple[TurnRequest, Plan]:
+def _planned(session: Session, body: bytes, parameters: frozenset[str]) -> tuple[TurnRequest, RequestPlan]:
     """Return a request and its tokens, with a turn reserved."""
     turn_request = read_request(body, parameters, session.settings["model"])
     session.reserve_turn()
@@ -293,19 +293,19 @@ async def _body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        Refused: It is larger than `MOST_BYTES`; it was read, because a client that still writes sees no answer.
+        Refused: It is larger than `MOST_BODY_BYTES`; it was read, because a client that still writes sees no answer.
         Disconnected: The connection was closed.
     """
     parts, size = list[bytes](), 0
     try:
         async for part in request.stream():
             size += len(part)
-            if size <= MOST_BYTES:
+            if size <= MOST_BODY_BYTES:
                 parts.append(part)
-            elif size > 10 * MOST_BYTES:
+            elif size > 10 * MOST_BODY_BYTES:
                 break
     except Exception as error:  # starlette's ClientDisconnect, which it has moved before
         raise Disconnected from error
-    if size > MOST_BYTES:
-        raise Refused(f"the body has {size:,} bytes or more; allowed: {MOST_BYTES:,}", 413, "request_too_large")
+    if size > MOST_BODY_BYTES:
+        raise Refused(f"the body has {size:,} bytes or more; allowed: {MOST_BODY_BYTES:,}", 413, "request_too_large")
     return b"".join(parts)

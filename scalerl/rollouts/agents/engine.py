@@ -20,7 +20,7 @@ import numpy as np
 from scalerl.core.printable import encodable
 from scalerl.core.rng import stream_key
 from scalerl.models.text import TokenText
-from scalerl.rollouts.agents.connections import Server
+from scalerl.rollouts.agents.connections import EndpointServer
 from scalerl.rollouts.agents.conversations import Conversations
 from scalerl.rollouts.agents.endpoint import Endpoint, Session
 from scalerl.rollouts.engine import Engine, ExactEngine, Finished, Occupancy, OuterEngine, Request
@@ -32,12 +32,12 @@ from scalerl.types import AGENT, Outcome, Prompt, Rollout
 RunProgram = Callable[..., ProgramEnd]
 """Runs a program (`tasks.agents.harness.run`)."""
 
-Event = Callable[[], None]
+EngineEvent = Callable[[], None]
 """What another thread wants done in the engine's thread."""
 
 
 @dataclass(eq=False)
-class Job:
+class RolloutJob:
     """A rollout under way."""
 
     request: Request
@@ -57,13 +57,13 @@ class Endpoints:
     def __init__(self, text: TokenText) -> None:
         """Prepare; `text` decodes the policy's tokens."""
         self.text, self._by_host = text, dict[str, Endpoint]()
-        self._server: Server | None = None
+        self._server: EndpointServer | None = None
 
     def of(self, settings: Mapping[str, Any]) -> Endpoint:
         """Return the endpoint of a task."""
         host = settings["host"]
         if host not in self._by_host:
-            self._server = self._server or Server()
+            self._server = self._server or EndpointServer()
             self._by_host[host] = Endpoint(host, self.text, self._server)
         return self._by_host[host]
 
@@ -87,12 +87,12 @@ class AgentEngine(OuterEngine):
         """
         super().__init__(inner)
         self._endpoints, self._share, self._run = endpoints, share, run
-        self._jobs: dict[tuple[int, int], Job] = {}
-        self._queued: deque[Job] = deque()
+        self._jobs: dict[tuple[int, int], RolloutJob] = {}
+        self._queued: deque[RolloutJob] = deque()
         self._running = 0
-        self._calls: dict[tuple[int, int], tuple[Job, Future[Rollout]]] = {}
+        self._calls: dict[tuple[int, int], tuple[RolloutJob, Future[Rollout]]] = {}
         """Turns that are being sampled, by the ids of their requests."""
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
         self._done: list[Finished] = []
         self._requested = 0
 
@@ -111,7 +111,7 @@ class AgentEngine(OuterEngine):
                 continue
             conversations = Conversations(request.source.columns[AGENT], self._endpoints.text)
             request_turn = partial(self._request_turn, request.id)
-            job = Job(request, request.source, Session(conversations, request_turn, self._take_back))
+            job = RolloutJob(request, request.source, Session(conversations, request_turn, self._take_back))
             self._jobs[request.id] = job
             self._queued.append(job)
         self.inner.submit(others)
@@ -169,7 +169,7 @@ class AgentEngine(OuterEngine):
             # a daemon, because the process may end while a program runs, which the launcher then kills
             threading.Thread(target=self._follow, args=(job, endpoint), name="agent", daemon=True).start()
 
-    def _follow(self, job: Job, endpoint: Endpoint) -> None:
+    def _follow(self, job: RolloutJob, endpoint: Endpoint) -> None:
         """RunProgram the program of a rollout.
 
         Consumes: a rollout. Produces: its end. Waits for: the program. Unblocked by: its end, or its time limit.
@@ -205,7 +205,7 @@ class AgentEngine(OuterEngine):
         self._drop_calls(lambda _, future: future is call)
         call.cancel()
 
-    def _drop_calls(self, chosen: Callable[[Job, Future[Rollout]], bool]) -> None:
+    def _drop_calls(self, chosen: Callable[[RolloutJob, Future[Rollout]], bool]) -> None:
         """Drop turns that are being sampled."""
         for id, (job, future) in list(self._calls.items()):
             if chosen(job, future):
@@ -213,7 +213,7 @@ class AgentEngine(OuterEngine):
                 del self._calls[id]
                 future.cancel()
 
-    def _ended(self, job: Job, endpoint: Endpoint) -> None:
+    def _ended(self, job: RolloutJob, endpoint: Endpoint) -> None:
         """Return the rollout of a program that has ended."""
         self._running -= 1
         self._drop_calls(lambda other, _: other is job)

@@ -15,7 +15,7 @@ from scalerl.core.files import parse_json
 from scalerl.core.printable import encodable
 from scalerl.tasks.calls import split
 
-MOST_BYTES = 8 << 20
+MOST_BODY_BYTES = 8 << 20
 """Largest body of a request."""
 
 COMMON = frozenset({

@@ -3,8 +3,8 @@
 The layers of the cache hold [slots, heads, capacity, head size]; the new key and value of each row are written at the
 position of that row. On CPU the kernel provides their memory page by page, as sequences grow (models/cpu/pages.py); on
 a GPU all of it is taken at the start, so that a run cannot lack it later. This module passes masks and position ids to
-the model, so that no architecture needs separate code. `check_engine` finds architectures that compute wrong values
-this way before a run starts.
+the model, so that no architecture needs separate code. `check_cached_logps` finds architectures that compute wrong
+values this way before a run starts.
 
 Legend: S slots, R leading rows that are decoded, N rows that are prefilled, B rows that are sampled, K span of the
 cache that is attended to, C cached tokens of all sequences, V vocabulary, D hidden size.
@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.core.errors import ConfigError
 from scalerl.models.head import draw, nucleus_of
-from scalerl.models.loading import ALLOWED
+from scalerl.models.loading import ALLOWED_WEIGHTS
 from scalerl.models.policy import Policy, rounding
 from scalerl.models.routing import can_record, routing_of
 from scalerl.rollouts.engine import PASS_BYTES, Request, RoutingShape, Sampling, step
@@ -417,7 +417,7 @@ def torch_engine(
 
 
 @torch.no_grad()
-def check_engine(policy: Policy, tokens: int = 6) -> None:
+def check_cached_logps(policy: Policy, tokens: int = 6) -> None:
     """Refuse an architecture whose log-probabilities through the slot cache differ from those without a cache.
 
     Raises:
@@ -434,7 +434,8 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # raised by the code of the architecture
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
-            f"model.path: {type(policy.model).__name__} does not work with the generation cache ({reason}); {ALLOWED}"
+            f"model.path: {type(policy.model).__name__} does not work with the generation cache ({reason}); "
+            f"{ALLOWED_WEIGHTS}"
         ) from error
     parts = []
     for done in finished:

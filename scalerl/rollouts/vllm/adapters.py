@@ -31,13 +31,13 @@ from scalerl.rollouts.vllm.protocol import (
     check_label,
 )
 from scalerl.rollouts.vllm.server import ADAPTERS
-from scalerl.rollouts.weights import Call, WeightTransfer
+from scalerl.rollouts.weights import ServerCall, WeightTransfer
 
 if TYPE_CHECKING:  # the import loads torch, which a client of a server does not need
     from scalerl.config.model import Lora
     from scalerl.models.weights import WeightLayout
 
-NAME = "policy"
+ADAPTER_NAME = "policy"
 """Name of the adapter in the servers."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's --max-lora-rank (`MaxLoRARanks` in vllm/config/lora.py)."""
@@ -88,7 +88,7 @@ class AdapterChannel(DirectoryChannel):
 class AdapterTransfer(DirectoryTransfer):
     """The server loads an adapter that the learner wrote, through a shared file system."""
 
-    backend, adapter = ADAPTERS, NAME
+    backend, adapter = ADAPTERS, ADAPTER_NAME
 
     def __init__(self, channel: AdapterChannel, engine: int = 0) -> None:
         """Release what the engine held before its last start.
@@ -119,15 +119,15 @@ class AdapterTransfer(DirectoryTransfer):
         """Remove the directory."""
         shutil.rmtree(stored, ignore_errors=True)
 
-    async def apply(self, call: Call, version: int, stored: Path) -> None:
+    async def apply(self, call: ServerCall, version: int, stored: Path) -> None:
         """Pause the server, replace its adapter, label it, check the version that it reports, and resume it."""
         path = str(stored.resolve())
         await call("POST", PAUSE)
         if not self._loaded:  # makes the name known, once for each start of a server, which may have had other clients
-            if NAME not in {model.get("id") for model in (await call("GET", MODELS))["data"]}:
-                await call("POST", LOAD_ADAPTER, {"lora_name": NAME, "lora_path": path}, again=False)
+            if ADAPTER_NAME not in {model.get("id") for model in (await call("GET", MODELS))["data"]}:
+                await call("POST", LOAD_ADAPTER, {"lora_name": ADAPTER_NAME, "lora_path": path}, again=False)
             self._loaded = True
-        await call("POST", RPC, {"method": "replace_adapter", "args": [NAME, path]}, again=False)
+        await call("POST", RPC, {"method": "replace_adapter", "args": [ADAPTER_NAME, path]}, again=False)
         await call("POST", SET_VERSION, {"new_version": str(version)}, again=False)
         await check_label(call, version, f"received version {version} of the adapters")
         await call("POST", RESUME)

@@ -26,7 +26,7 @@ from scalerl.rollouts.vllm.protocol import (
     VERSION,
     WEIGHT_INFO,
     BadAnswer,
-    experts_of,
+    experts_of_tokens,
     nuclei_of,
 )
 from scalerl.rollouts.vllm.server import ADAPTERS
@@ -235,7 +235,7 @@ def _check_logprobs(address: str, client: httpx.Client, needs: Needs) -> None:
             ) from None
     if needs.routing is not None:
         try:  # the last token was not processed
-            experts_of(choice.get("routed_experts"), 3 + len(logps) - 1, needs.routing)
+            experts_of_tokens(choice.get("routed_experts"), 3 + len(logps) - 1, needs.routing)
         except BadAnswer as error:
             raise ConfigError(
                 f"vllm: {address}: {error}; recipe.routing_replay = 'on' needs a server on GPUs that was started with "

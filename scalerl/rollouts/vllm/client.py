@@ -25,7 +25,7 @@ from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.engine import Finished, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.served import Cancel, Command, EngineHandle, Report, Submit, Swap
+from scalerl.rollouts.served import Cancel, EngineCommand, EngineHandle, Report, Submit, Swap
 from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.protocol import (
     GENERATE,
@@ -37,7 +37,7 @@ from scalerl.rollouts.vllm.protocol import (
     parse_chunk,
 )
 from scalerl.rollouts.vllm.sequence import TokenSequence
-from scalerl.rollouts.vllm.server import Server
+from scalerl.rollouts.vllm.server import VllmServer
 from scalerl.rollouts.weights import WeightTransfer
 
 RETRIES = 5
@@ -59,7 +59,7 @@ class State(Enum):
     """The server is dead; the next report says why."""
 
 
-class Share:
+class LaneShare:
     """The share of a server that one lane has."""
 
     def __init__(self, name: str, slots: int, sizes: ModelSizes | None = None) -> None:
@@ -101,7 +101,7 @@ class VllmClient(EngineHandle):
     def __init__(
         self,
         address: str,
-        shares: Sequence[Share],
+        shares: Sequence[LaneShare],
         rule: LengthRule,
         sampling: Sampling,
         transfer: WeightTransfer,
@@ -125,7 +125,7 @@ class VllmClient(EngineHandle):
         self._transfer, self._routing, self._obituary = transfer, needs.routing, obituary
         self.version, self.retried = -1, 0
         """Version in use, -1 before the first swap; number of retries. Any thread may read them."""
-        self._done: queue.SimpleQueue[tuple[Share, TokenSequence] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[LaneShare, TokenSequence] | None] = queue.SimpleQueue()
         self._state, self._epoch = State.SERVING, 0
         self._death: EngineDied
         """Why the server is lost."""
@@ -149,7 +149,7 @@ class VllmClient(EngineHandle):
 
     # ------------------------------------------------------------------------------------------- the caller's thread
 
-    def post(self, command: Command) -> None:
+    def post(self, command: EngineCommand) -> None:
         """Queue a command; sequences are sampled with the version requested last, or a newer one.
 
         Raises:
@@ -172,7 +172,7 @@ class VllmClient(EngineHandle):
         Raises:
             EngineDied: The server is lost.
         """
-        finished: dict[Share, list[Finished]] = {share: [] for share in self.shares}
+        finished: dict[LaneShare, list[Finished]] = {share: [] for share in self.shares}
         busy = any(share.tasks for share in self.shares)
         wait_s = max(wait_s, _SHORTEST_WAIT_S) if busy else wait_s
         try:
@@ -254,23 +254,23 @@ class VllmClient(EngineHandle):
 
     # ------------------------------------------------------------------------------------------------- generation
 
-    def _enqueue(self, share: Share, sequences: list[TokenSequence]) -> None:
+    def _enqueue(self, share: LaneShare, sequences: list[TokenSequence]) -> None:
         for sequence in sequences:
             task = share.tasks[sequence] = self._start(self._generate, share, sequence)
             task.add_done_callback(partial(self._ended, share, sequence))
 
-    def _cancel(self, share: Share, ids: Collection[tuple[int, int]]) -> None:
+    def _cancel(self, share: LaneShare, ids: Collection[tuple[int, int]]) -> None:
         for task in [task for sequence, task in share.tasks.items() if sequence.request.id in ids]:
             task.cancel()  # closes the stream, which makes the server drop the request
 
-    def _ended(self, share: Share, sequence: TokenSequence, task: asyncio.Task[None]) -> None:
+    def _ended(self, share: LaneShare, sequence: TokenSequence, task: asyncio.Task[None]) -> None:
         if self._state is State.LOST:
             return
         del share.tasks[sequence]
         if not task.cancelled():
             self._done.put((share, sequence))
 
-    async def _generate(self, share: Share, sequence: TokenSequence) -> None:
+    async def _generate(self, share: LaneShare, sequence: TokenSequence) -> None:
         """Wait for a slot, and send requests until the sequence is over; resume a broken request at its last token.
 
         Raises:
@@ -293,7 +293,7 @@ class VllmClient(EngineHandle):
                         raise EngineDied(f"a request broke {failures} times; the last error: {error}") from None
                     await asyncio.sleep(_backoff(failures))
 
-    async def _request(self, share: Share, sequence: TokenSequence) -> None:
+    async def _request(self, share: LaneShare, sequence: TokenSequence) -> None:
         """Let the server continue a sequence until the request or the sequence ends."""
         allowance, version, complete = sequence.allowance, max(0, self.version), False
         sequence.begin()
@@ -436,7 +436,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def vllm_client(
-    server: Server | str,
+    server: VllmServer | str,
     *,
     slots: tuple[int, int],
     rule: LengthRule,
@@ -467,6 +467,6 @@ def vllm_client(
     address = (server if isinstance(server, str) else server.address).rstrip("/")
     for warning in check_server(address, needs):
         note(warning)
-    shares = [Share(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
-    obituary = server.obituary if isinstance(server, Server) else lambda: None
+    shares = [LaneShare(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
+    obituary = server.obituary if isinstance(server, VllmServer) else lambda: None
     return VllmClient(address, shares, rule, sampling, transfer, needs, obituary, at_stop)

@@ -14,7 +14,7 @@ from scalerl.rollouts.engine import EnginePair, RoutingShape
 from scalerl.rollouts.vllm.adapters import AdapterChannel
 from scalerl.rollouts.vllm.checks import Needs, check_version, installed_version
 from scalerl.rollouts.vllm.client import VllmClient, vllm_client
-from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
+from scalerl.rollouts.vllm.server import ServerSpec, VllmServer, wait_for_server
 
 
 def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[EnginePair]:
@@ -59,12 +59,12 @@ def server_handle(
     needs = Needs(generator.vocabulary, positions, 2 * spec.slots, transfer.backend, fp32_head, routing, nucleus)
     with ExitStack() as at_stop:
         if placement.servers:
-            server: Server | str = placement.servers[spec.number]
+            server: VllmServer | str = placement.servers[spec.number]
         else:
             python = placement.vllm_python or sys.executable
             if version := installed_version(python):  # before a large model is loaded; without vLLM its log says so
                 check_version(python, version)
-            server = Server(replace(_server_spec(spec, needs, environment or {}), host=host))
+            server = VllmServer(replace(_server_spec(spec, needs, environment or {}), host=host))
             server.wait_ready()
             at_stop.callback(server.close)
         client = vllm_client(

@@ -44,14 +44,14 @@ from scalerl.rollouts.vllm.protocol import (
     WORLD_SIZE,
     version_of,
 )
-from scalerl.rollouts.weights import Call, WeightChannel, WeightTransfer
+from scalerl.rollouts.weights import ServerCall, WeightChannel, WeightTransfer
 
 BUFFER = 1 << 28
 """Bytes of one broadcast; both sides hold two of them, and a larger tensor. vLLM's default of 1 GB would need memory
 that the servers' cache takes."""
 SPARE = 0.9
 """Share of the time limit that this process uses: the loop ends it at the limit, and does not know the servers."""
-FAILURES = 3
+MOST_FAILURES = 3
 """Transfers in a row in which a server failed, after which the run ends."""
 UNABLE, PROBLEM, SENDING = "unable", "problem", "sending"
 """Files next to the servers' addresses: servers that cannot join a group until they are restarted; why a transfer
@@ -116,7 +116,7 @@ class NcclChannel(WeightChannel):
 
         Raises:
             ConfigError: vLLM is not installed in this environment, no server answers, or one cannot join.
-            RuntimeError: A server hangs, or servers failed in `FAILURES` transfers in a row.
+            RuntimeError: A server hangs, or servers failed in `MOST_FAILURES` transfers in a row.
         """
         write_whole(self._directory / SENDING, str(version))
         try:
@@ -167,7 +167,7 @@ class NcclChannel(WeightChannel):
     def _fail(self, error: ServerFailed) -> None:
         self.close()
         self._failures += 1
-        if self._failures >= FAILURES:
+        if self._failures >= MOST_FAILURES:
             raise RuntimeError(f"{error}; {self._failures} transfers in a row failed") from None
         write_whole(self._directory / PROBLEM, str(error))
 
@@ -232,7 +232,7 @@ class NcclTransfer(WeightTransfer):
 
     backend = "nccl"
 
-    async def apply(self, call: Call, version: int, stored: None) -> None:
+    async def apply(self, call: ServerCall, version: int, stored: None) -> None:
         """Poll the server until it has the version; the restarter replaces an engine that waits too long."""
         while version_of((await call("GET", WEIGHT_INFO))["weight_version"]) < version:
             await asyncio.sleep(0.05)

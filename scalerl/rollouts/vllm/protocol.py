@@ -21,7 +21,7 @@ import numpy as np
 from scalerl.core.errors import ProcessFailure
 from scalerl.rollouts.engine import RoutingShape, Sampling
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.weights import Call
+from scalerl.rollouts.weights import ServerCall
 from scalerl.types import ExpertArray, IntArray
 
 GENERATE = "/inference/v1/generate"
@@ -66,7 +66,7 @@ class BrokenStream(ProcessFailure):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class VersionSpan:
     """Tokens of one request that one version sampled.
 
     Example: Span(version=12, start=0, end=37)
@@ -91,12 +91,13 @@ class Chunk:
     """Log-probabilities of the sampled tokens, as the server's sampler used them."""
     reason: str | None
     """Why the request ended: stop or length; None: more chunks follow."""
-    spans: tuple[Span, ...] | None
+    spans: tuple[VersionSpan, ...] | None
     """Versions of the whole answer; only in the last chunk."""
     nuclei: Any = None
     """Ids that each token was sampled from, as `nuclei_of` reads them; None without --return-sampling-mask."""
     experts: str | None = None
-    """Experts of the whole answer as `experts_of` reads them; only in the last chunk of a server that records them."""
+    """Experts of the whole answer as `experts_of_tokens` reads them; only in the last chunk of a server that records
+    them."""
 
 
 def generate_body(
@@ -194,7 +195,7 @@ def nuclei_of(masks: Any, tokens: Sequence[int]) -> list[IntArray]:
     return [np.asarray(ids, np.int32) for ids in sets]
 
 
-def experts_of(text: str | None, rows: int, routing: RoutingShape) -> ExpertArray:
+def experts_of_tokens(text: str | None, rows: int, routing: RoutingShape) -> ExpertArray:
     """Read the experts [T, L, K] that a server used for each token: a `.npy` file in base64.
 
     Raises:
@@ -219,11 +220,11 @@ def experts_of(text: str | None, rows: int, routing: RoutingShape) -> ExpertArra
     return signed_TLK
 
 
-def _spans(spans: Any) -> tuple[Span, ...] | None:
-    return None if spans is None else tuple(Span(version_of(s["version"]), s["start"], s["end"]) for s in spans)
+def _spans(spans: Any) -> tuple[VersionSpan, ...] | None:
+    return None if spans is None else tuple(VersionSpan(version_of(s["version"]), s["start"], s["end"]) for s in spans)
 
 
-async def check_label(call: Call, version: int, what: str) -> None:
+async def check_label(call: ServerCall, version: int, what: str) -> None:
     """Check that a server uses a version; `what` says what it did, for the message.
 
     Raises:

@@ -21,7 +21,7 @@ from scalerl.rollouts.interrupt import (
     next_limit,
     take_tokens,
 )
-from scalerl.rollouts.vllm.protocol import BadAnswer, Span, experts_of
+from scalerl.rollouts.vllm.protocol import BadAnswer, VersionSpan, experts_of_tokens
 from scalerl.types import ExpertArray, IntArray, Rollout
 
 _NONE: IntArray = np.empty(0, np.int32)
@@ -90,7 +90,7 @@ class TokenSequence:
         self._nuclei |= dict(enumerate(nuclei, len(self.tokens)))
         self._append(tokens, logps, version, sampled=True)
 
-    def settle(self, spans: Sequence[Span], experts: str | None = None) -> None:
+    def settle(self, spans: Sequence[VersionSpan], experts: str | None = None) -> None:
         """Set the versions and experts of the latest request's tokens to those that the server reports.
 
         The first token keeps the version with which the request was sent, if that is older: its prompt was computed
@@ -114,7 +114,7 @@ class TokenSequence:
         if first + covered < len(self.tokens):
             raise BadAnswer(f"it named the weights of {covered} tokens, but had sent {len(self.tokens) - first}")
         if self.routing is not None:
-            self._experts.append((first, experts_of(experts, covered, self.routing)))
+            self._experts.append((first, experts_of_tokens(experts, covered, self.routing)))
 
     def write_phrase(self, version: int) -> None:
         """Insert the phrase at the thinking limit if thinking has not ended; its tokens are context."""

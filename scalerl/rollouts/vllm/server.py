@@ -22,7 +22,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.limits import SERVER_HEALTH_S
 from scalerl.rollouts.vllm.protocol import HEALTH, MODELS
 
-INSIDE = Path(__file__).parent / "inside"
+SERVER_CODE = Path(__file__).parent / "inside"
 """Directory of the code that the server loads."""
 
 ADAPTERS = "scalerl_adapters"
@@ -105,7 +105,7 @@ def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str
 
     In FP32, Triton's attention would multiply in TF32, with log-probabilities off by up to 0.004 nats (H100).
     """
-    path = os.pathsep.join(part for part in (str(INSIDE), spec.environment.get("PYTHONPATH", "")) if part)
+    path = os.pathsep.join(part for part in (str(SERVER_CODE), spec.environment.get("PYTHONPATH", "")) if part)
     required = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1"}
     if spec.backend == ADAPTERS:
         required["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -114,7 +114,7 @@ def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str
     return {**inherited, **required, **spec.environment, "PYTHONPATH": path}  # the inherited path is not for its Python
 
 
-class Server:
+class VllmServer:
     """A server that this process starts; it ends with this process, even if that is killed (guard.py)."""
 
     def __init__(self, spec: ServerSpec) -> None:

@@ -44,10 +44,10 @@ OUTPUT = 1 << 20
 """Bytes at the end of a program's standard output in which the reward is looked for."""
 COMPLAINT = 1 << 12
 """Bytes at the end of its standard error that a message may contain."""
-WAIT_S = 0.1
+LOOK_AGAIN_S = 0.1
 """Seconds between looks at the clock."""
 
-ALLOWED = (
+ALLOWED_RESULTS = (
     'a last line such as {"reward": 0.5}, with `reward`, or `rewards`, a list with a number for each turn of the '
     "policy or an object of numbers by the ids of its answers, and further numbers"
 )
@@ -253,7 +253,7 @@ def _follow(
             ready.register(file, selectors.EVENT_READ)
         ready.register(process.stdin, selectors.EVENT_WRITE)
         while unread:
-            for event, _ in ready.select(WAIT_S):
+            for event, _ in ready.select(LOOK_AGAIN_S):
                 if event.fileobj is process.stdin:
                     text = _write(event.fd, text)
                     if not text:
@@ -309,10 +309,10 @@ def read_report(output: str, name: str) -> ProgramEnd:
         numbers = {encodable(str(key)): finite_number(value) for key, value in values.items()}
         reward = numbers.pop("reward", math.fsum(_values(rewards)) if rewards else None)
         if rewards is None or reward is None or None in numbers.values():
-            return ProgramEnd(problem=encodable(f"{name} printed {short(line)}; allowed: {ALLOWED}"))
+            return ProgramEnd(problem=encodable(f"{name} printed {short(line)}; allowed: {ALLOWED_RESULTS}"))
         return ProgramEnd(reward, {key: value for key, value in numbers.items() if value is not None}, "", rewards)
     last = f"printed {short(lines[-1])} last" if lines else "printed nothing"
-    return ProgramEnd(problem=encodable(f"{name} {last}; allowed: {ALLOWED}"))
+    return ProgramEnd(problem=encodable(f"{name} {last}; allowed: {ALLOWED_RESULTS}"))
 
 
 def _rewards(given: Any) -> Mapping[int, float] | tuple[float, ...] | None:

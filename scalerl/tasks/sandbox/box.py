@@ -85,7 +85,7 @@ class Group:
                 time.sleep(0.01)
 
 
-RULES = "RULES"
+FILTER_RULES = "RULES"
 FIRST_PROCESS = 256 << 20
 """Bytes of memory for the first process of a sandbox, in addition to those of a program."""
 GROUP_PROCESSES = 80
@@ -105,7 +105,7 @@ class BoxFlood(ProcessFailure):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class SandboxCommand:
     """How a sandbox is started.
 
     Example: Command(words=("/usr/bin/bwrap", "--unshare-user", ...), limits={"memory": 1073741824, ...})
@@ -126,14 +126,14 @@ class Command:
 class Box:
     """A started sandbox. It takes one request and is never reused for a second program."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: SandboxCommand) -> None:
         self._command = command
         memory = int(command.limits["memory"]) + FIRST_PROCESS
         self._group = Group(command.group, memory, GROUP_PROCESSES) if command.group else None
         rules = _open_pipe(command.rules)
         words = [*(self._group.entering() if self._group else []), *command.words]
         self._process = subprocess.Popen(
-            [str(rules) if word == RULES else word for word in words],
+            [str(rules) if word == FILTER_RULES else word for word in words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -242,7 +242,7 @@ class BoxPool:
     Each sandbox is used once. A sandbox started in advance has seen no program and waits for its request.
     """
 
-    def __init__(self, command: Command, spares: int = 2) -> None:
+    def __init__(self, command: SandboxCommand, spares: int = 2) -> None:
         self._command, self._spares = command, spares
         self._waiting: list[Box] = []
 

@@ -19,7 +19,7 @@ from typing import Any
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.core.limits import PYTHON_ANSWER_S
-from scalerl.tasks.sandbox.box import RULES, Command, group_parent
+from scalerl.tasks.sandbox.box import FILTER_RULES, SandboxCommand, group_parent
 
 KERNEL_SURFACE = (
     "mount umount umount2 pivot_root chroot unshare setns fsopen fsconfig fsmount fspick move_mount open_tree "
@@ -114,7 +114,7 @@ def _bpf(rules: Any) -> bytes:
 
 
 GUEST = Path(__file__).parent / "guest"
-INSIDE = "/guest/scalerl/tasks/sandbox/guest"
+GUEST_CODE = "/guest/scalerl/tasks/sandbox/guest"
 """Path of that directory in a sandbox. Its modules keep their names; the parent packages are empty there."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 THREADS = 64
@@ -123,7 +123,7 @@ OUTPUT_KB = 4096
 NOBODY = "65534"
 
 
-def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
+def bubblewrap(settings: Sandbox, bwrap: str) -> SandboxCommand:
     """Return the command of a sandbox of bubblewrap.
 
     It has separate namespaces for users, processes, network, mounts, IPC, host name and cgroups; a read-only tree with
@@ -142,26 +142,26 @@ def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
         *(word for name in ("bin", "lib", "lib32", "lib64") for word in _system_directory(name)),
         *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
         *(word for place in _places(settings) for word in ("--ro-bind", place, place)),
-        *("--ro-bind", str(GUEST), INSIDE),
+        *("--ro-bind", str(GUEST), GUEST_CODE),
         *(word for name in DEVICES for word in ("--dev-bind-try", name, name)),
-        *("--dir", "/tmp", "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", RULES, "--"),
+        *("--dir", "/tmp", "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", FILTER_RULES, "--"),
         *_python(settings),
-        f"{INSIDE}/main.py",
+        f"{GUEST_CODE}/main.py",
     ]
-    return Command(words, _limits(settings, program_filter()), sandbox_filter(), group_parent())
+    return SandboxCommand(words, _limits(settings, program_filter()), sandbox_filter(), group_parent())
 
 
-def unsafe(settings: Sandbox) -> Command:
+def unsafe(settings: Sandbox) -> SandboxCommand:
     """Return the command of a plain process with limits but without isolation."""
     root = Path(tempfile.mkdtemp(prefix="scalerl-guest-"))
-    place = root / INSIDE.removeprefix("/")
+    place = root / GUEST_CODE.removeprefix("/")
     place.parent.mkdir(parents=True)
     place.symlink_to(GUEST, target_is_directory=True)
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     setpriv = shutil.which("setpriv")  # of util-linux: the kernel kills the process with its parent
     dying = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
     line = "programs run WITHOUT a sandbox (scoring.sandbox.mode = 'unsafe'): limits only"
-    return Command([*dying, *_python(settings), f"{place}/main.py"], _limits(settings, b""), line=line)
+    return SandboxCommand([*dying, *_python(settings), f"{place}/main.py"], _limits(settings, b""), line=line)
 
 
 def _limits(settings: Sandbox, rules: bytes) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from typing import Any
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
 from scalerl.core.limits import SANDBOX_PROBE_S
-from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, Command
+from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, SandboxCommand
 from scalerl.tasks.sandbox.commands import GUEST, bubblewrap, no_sandbox, unsafe
 from scalerl.tasks.sandbox.guest.plain import loads
 
 PROBE = "print(6 * 7)"
 
 
-def offer(settings: Sandbox, required_modules: Mapping[str, str] | None = None) -> Command:
+def offer(settings: Sandbox, required_modules: Mapping[str, str] | None = None) -> SandboxCommand:
     """Return the command of a sandbox with these settings, with its `line`, after a test program has run in it.
 
     Args:
@@ -42,7 +42,7 @@ def offer(settings: Sandbox, required_modules: Mapping[str, str] | None = None) 
     return command
 
 
-def missing_modules(command: Command, names: Sequence[str]) -> dict[str, str]:
+def missing_modules(command: SandboxCommand, names: Sequence[str]) -> dict[str, str]:
     """Return the modules that cannot be imported in a sandbox within its limits, each with the error."""
     if not names:
         return {}
@@ -65,7 +65,7 @@ except BaseException as error:
 """
 
 
-def _offer(settings: Sandbox) -> Command:
+def _offer(settings: Sandbox) -> SandboxCommand:
     if settings.mode == "unsafe":
         return unsafe(settings)
     # saves time in every sandbox; if the directory is not writable, they compile
@@ -87,7 +87,7 @@ def _offer(settings: Sandbox) -> Command:
     return replace(command, line=line)
 
 
-def run_program(command: Command, program: str) -> dict[str, Any] | str:
+def run_program(command: SandboxCommand, program: str) -> dict[str, Any] | str:
     """Return the report on a trusted program without input, or why there is none."""
     command = replace(command, limits={**command.limits, "test_s": SANDBOX_PROBE_S})  # the machine may be busy
     deadline = time.monotonic() + SANDBOX_PROBE_S
@@ -100,7 +100,7 @@ def run_program(command: Command, program: str) -> dict[str, Any] | str:
         return str(error)
 
 
-def _probe(command: Command) -> str:
+def _probe(command: SandboxCommand) -> str:
     """Run the test program; return a description of the problem, or an empty text."""
     report = run_program(command, PROBE)
     if isinstance(report, str):
@@ -109,7 +109,7 @@ def _probe(command: Command) -> str:
     return "" if right else f"a first program wrote {report['output'][:80]!r} ({report['complaint']})"
 
 
-def _complaint(command: Command) -> str:
+def _complaint(command: SandboxCommand) -> str:
     """Return the last line of the command's standard error, if the command does not start."""
     words = [word for word in command.words if word not in ("--seccomp", "RULES")]
     try:

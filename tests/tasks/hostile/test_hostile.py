@@ -14,7 +14,7 @@ from texts import report_of
 
 from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.code import SANDBOX_START_S, Judge
+from scalerl.tasks.code import SANDBOX_START_S, ProgramJudge
 from scalerl.tasks.code_tests import Calls, Checks, InputOutput
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
@@ -30,7 +30,7 @@ DOUBLES = "def f(x): return 2 * x"
 @pytest.fixture(scope="module")
 def judge():
     try:
-        judge = Judge(SETTINGS)
+        judge = ProgramJudge(SETTINGS)
     except ConfigError as error:
         pytest.skip(f"no sandbox here: {error}")
     yield judge
@@ -39,7 +39,7 @@ def judge():
 
 @pytest.fixture(scope="module")
 def hurried(judge):
-    judge = Judge(HURRIED)
+    judge = ProgramJudge(HURRIED)
     yield judge
     judge.close()
 
