@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,12 @@ from json_rows import write_rows
 from texts import rollout
 
 from scalerl.cli import main
+from scalerl.cli.eval import eval_config, eval_parser
 from scalerl.config import LAB
+from scalerl.config.base import build, replace
+from scalerl.config.data import PromptFile
+from scalerl.config.model import HuggingFaceModel
+from scalerl.config.overrides import to_toml
 from scalerl.models.text import TokenText
 from scalerl.rollouts import pipeline
 from scalerl.training import evaluation, suites
@@ -206,3 +212,20 @@ def test_groups_are_scored_and_dropped_while_others_are_sampled(tmp_path, monkey
     assert result.mean_tokens == pytest.approx(sum(row["tokens"] for row in rows) / 600)
     assert max(most_alive) <= 3 * (8 + 4)  # of 600
     assert sorted(one.name for one in tmp_path.iterdir()) == ["texts.jsonl"]
+
+
+def test_a_file_is_judged_as_the_run_was_unless_a_reward_or_a_task_is_given(tmp_path, monkeypatch):
+    """It was judged with Math-Verify, without a word."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("mine.py").write_text("def keyword(completions, **columns):\n    return [0.5] * len(completions)\n")
+    Path("rows.jsonl").write_text('{"prompt": "a", "answer": "1"}\n')
+    task = build(PromptFile, {"path": "rows.jsonl", "reward": "mine:keyword"}, "here")
+    (tmp_path / "run/model").mkdir(parents=True)
+    (tmp_path / "run/config.toml").write_text(to_toml(replace(LAB, data=(task,), model=HuggingFaceModel(path="m"))))
+    for words, name, judge in (
+        ([], "math", "mine:keyword"), (["--task", "math"], "math", None), (["--suite", "math-500"], "math", None),
+    ):  # fmt: skip
+        given = words if "--suite" in words else ["--data", "rows.jsonl", *words]
+        (judged,) = eval_config(eval_parser().parse_args(["run", *given]))[1]
+        assert (judged.task, judged.reward and judged.reward.function) == (name, judge)
