@@ -142,12 +142,19 @@ class Fit(InNotebooks):
         """Reason why `identified` is True or False, as one sentence."""
         limit = IDENTIFIED_SD * float(np.ptp(self.curve.bounds))
         evidence = f"{CEILING}: its standard deviation is {self.asymptote.sd:.2g}, below {limit:.2g}"
-        return self._doubt or evidence
+        return self._doubt or evidence + self._with_rises
 
     @property
     def ceiling_name(self) -> str:
         """What A is, with what is known of it: a rise that has not begun is neither seen nor excluded."""
-        return CEILING if self.identified else f"{CEILING}, NOT identified yet"
+        return CEILING + self._with_rises if self.identified else f"{CEILING}, NOT identified yet"
+
+    @property
+    def _with_rises(self) -> str:
+        """What an interval of A much wider than the ceiling of this climb explains."""
+        widest = 2.0 * 1.645 * IDENTIFIED_SD * float(np.ptp(self.curve.bounds))  # 90% of a normal distribution
+        wide = self.asymptote.high - self.asymptote.low > widest
+        return "; the interval includes a later rise, should one come" if wide else ""
 
     @cached_property
     def _doubt(self) -> str | None:

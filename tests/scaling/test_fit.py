@@ -127,3 +127,17 @@ def test_what_is_identified_is_the_ceiling_of_this_climb_in_every_output():
     assert "the ceiling of this climb" in str(known) and "NOT identified" not in str(known)
     assert "the ceiling of this climb, NOT identified yet" in str(unknown)
     assert "the ceiling of this climb is identified: " in judge(stop_rule("ceiling identified"), [known]).text
+
+
+def test_an_identified_ceiling_says_when_its_interval_includes_a_later_rise():
+    """It said "identified" beside an interval up to the bound of the metric."""
+    seen = {True: 0, False: 0}
+    for seed in range(12):
+        compute, rng = np.linspace(0, 100, 31), np.random.default_rng(seed)
+        level = 0.2 + 0.43 / (1 + (22.7 / np.maximum(compute, 1e-9)) ** 1.5)
+        fitted = fit(Curve(compute, level + rng.normal(0, 0.011, 31)))
+        if fitted.identified:
+            wide = fitted.asymptote.high - fitted.asymptote.low > 0.066
+            seen[wide] += 1
+            assert ("includes a later rise" in fitted.reason) == ("includes a later rise" in str(fitted)) == wide
+    assert all(seen.values())
