@@ -80,8 +80,7 @@ class SpeedInputs:
     generator_step_s: float = 0.0
     """Seconds of a decode step of one engine, full or not; 0: not given."""
     trainer_rate: float = 0.0
-    """Trained tokens/s of all `trainer_rate_ranks` ranks; 0: not given."""
-    trainer_rate_ranks: int = 1
+    """Trained tokens/s of one rank; 0: not given."""
     transfer_s: float | None = None
     """Seconds of one transfer of weights."""
     updates: int = 0
@@ -94,18 +93,12 @@ class SpeedInputs:
     """Sequences of an evaluation; 0: as many as the configuration allows."""
 
 
-def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0) -> Lengths:
-    """Return the lengths that a simulation draws from: fitted to runs, or lognormal with a mean.
-
-    Args:
-        config: Configuration of the run.
-        measured: Measurements of runs; used if no mean is given.
-        mean: Mean length, tokens; 0: that of the runs, or `expected_tokens`.
-    """
+def lengths_of(config: RunConfig, measured: Measured | None) -> Lengths:
+    """Return the lengths that a simulation draws from: fitted to measured runs, or lognormal with the expected mean."""
     control = config.recipe.length
-    if measured is not None and not mean:
-        return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
-    return lognormal(mean or expected_tokens(config), SIGMA, control)
+    if measured is None:
+        return lognormal(expected_tokens(config), SIGMA, control)
+    return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
 
 
 def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]]:
@@ -155,7 +148,7 @@ def _generation(config: RunConfig, inputs: SpeedInputs) -> tuple[StepSeconds, st
 def _training(config: RunConfig, inputs: SpeedInputs) -> tuple[UpdateSeconds, str]:
     ranks = config.placement.trainer_ranks
     if inputs.trainer_rate:
-        rate = inputs.trainer_rate * ranks / inputs.trainer_rate_ranks
+        rate = inputs.trainer_rate * ranks
         return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} rank{'s' * (ranks > 1)}"
     if inputs.measured is not None:
         rate = inputs.measured.trainer_tokens_per_s * ranks / inputs.measured.ranks
@@ -228,8 +221,10 @@ def batch_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> tuple[
 def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> RunEstimate:
     """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
 
-    Seconds of an update: 3600 / updates_per_h + waits for evaluations / updates + checkpoint_s / updates between
-    checkpoints.
+    Seconds of an update: 3600 / updates_per_h + checkpoint_s / updates between checkpoints + late_s / updates between
+    evaluations. An evaluation stops training for late_s = eval_s seconds or, on a GPU of its own, for those by which it
+    is longer than the updates until the next one. The one before training or, on its own GPU, the last one is waited
+    for in full.
     """
     # one process only copies its state to the host before training goes on; ranks write it together
     rate = inputs.assumed.host if config.placement.trainer_ranks == 1 else inputs.assumed.disk
@@ -238,7 +233,9 @@ def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_
     update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
     place, layout = config.placement, None if config.hardware.device == "cpu" else lay_out(config, inputs.model)
     gpus, apart = (layout.gpus, layout.evaluates_apart) if layout else (0, False)
-    hours = (config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)) / 3600.0
+    every = config.evaluation.every
+    late_s = max(0.0, eval_s - every * update_s) if apart else eval_s
+    hours = (config.steps * update_s + config.steps // every * late_s + eval_s) / 3600.0
     device_hours = hours * max(1, gpus)
     return RunEstimate(
         trainer_ranks=place.trainer_ranks,
@@ -250,8 +247,7 @@ def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_
         recomputed=recomputes(config),
         eval_s=eval_s,
         checkpoint_s=checkpoint_s,
-        evaluated_updates_per_h=3600.0
-        / (max(update_s, eval_s / config.evaluation.every) if apart else update_s + eval_s / config.evaluation.every),
+        evaluated_updates_per_h=3600.0 / (update_s + late_s / every),
         hours=hours,
         device_hours=device_hours,
         money=None if config.price is None else device_hours * config.price,
@@ -276,22 +272,6 @@ def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequ
     return sequences * mean / (engines * n / speeds.mean_step(n, mean)) + float(lengths.max()) * alone
 
 
-def evaluation_waits(config: RunConfig, update_s: float, eval_s: float, apart: bool) -> float:
-    """Return the seconds by which the evaluations make a run longer: (1 + n) eval_s, with n = steps / every.
-
-    On a GPU of their own: n max(0, eval_s - every update_s) + eval_s, because only the last one is always waited for.
-
-    Args:
-        config: Configuration of the run.
-        update_s: Seconds of an update.
-        eval_s: Seconds of an evaluation.
-        apart: Whether evaluations have a GPU of their own.
-    """
-    after_start = config.steps // config.evaluation.every
-    late_s = max(0.0, eval_s - config.evaluation.every * update_s) if apart else eval_s
-    return after_start * late_s + eval_s
-
-
 def run_lines(
     config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, prompt: float = 0.0, evaluated: int = 0
 ) -> list[str]:
@@ -314,10 +294,8 @@ def run_lines(
             f"{', on the same GPU' if layout.sharing else ''}; {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free "
             f"({gpu.limit})"
         )
-    lines.append(disk_line(config, sizes))
-    if gpu is None and config.placement.engine == "vllm":
-        return lines  # the speed of its CPU build is not known
-    return [*lines, duration_line(config, sizes, prompt, evaluated, gpu.limit if gpu is not None else "")]
+    duration = duration_line(config, sizes, machine, prompt, evaluated)
+    return [*lines, disk_line(config, sizes), *([duration] if duration else [])]
 
 
 ROW_BYTES, TEXT_BYTES, RECORD_BYTES = 2_000, 8, 8
@@ -339,20 +317,21 @@ def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
     )
 
 
-def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, evaluated: int = 0, gpu: str = "") -> str:
-    """Return the expected duration of a run in words, with the speeds that it is estimated from.
+def duration_line(
+    config: RunConfig, sizes: ModelSizes, machine: Machine, prompt: float = 0.0, evaluated: int = 0
+) -> str:
+    """Return the expected duration of a run in words, with the speeds that it is estimated from; empty if unknown.
 
-    Args:
-        config: Configuration with its slots and threads.
-        sizes: The model.
-        prompt: Mean tokens of a prompt; 0: assumed.
-        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
-        gpu: Name of the GPU as torch reports it; empty if it is not here.
+    Arguments as for `expected_here`.
     """
-    samples, trains, source = speeds_here(config, sizes, gpu)
-    inputs = run_inputs(sizes, samples, trains, prompt, evaluated)
+    if (found := expected_here(config, sizes, machine, prompt, evaluated)) is None:
+        return ""
+    run, inputs = found
     generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths_of(config, None))
-    run = expected_run(config, inputs)
+    gpu = inputs.assumed.gpu
+    source = f"the data sheet of {gpu.name}"
+    if machine.gpu is None:
+        source = f"a product on this CPU at {gpu.flops / 1e9:,.0f} GFLOP/s"
     return (
         f"duration (estimate): {in_units(3600.0 / run.figures.updates_per_h)} per update (sampling "
         f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * run.hours)} for {config.steps:,} "
@@ -361,30 +340,36 @@ def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, eva
     )
 
 
-def speeds_here(config: RunConfig, sizes: ModelSizes, gpu: str = "") -> tuple[Assumptions, Assumptions, str]:
-    """Return the speeds of sampling and of training on this machine, and in words where they are from."""
-    hardware = config.hardware
-    if hardware.device == "cuda":
-        known = next((one for one in GPUS.values() if one.name in gpu.replace(" ", "")), GPUS["H100"])
-        return Assumptions(known), Assumptions(known), f"the data sheet of {known.name}"
-    samples = this_cpu(chosen(hardware.generator_threads), sizes.layers)
-    trains = this_cpu(chosen(hardware.trainer_threads), sizes.layers)
-    return samples, trains, f"a product on this CPU at {trains.gpu.flops / 1e9:,.0f} GFLOP/s"
+def expected_here(
+    config: RunConfig, sizes: ModelSizes, machine: Machine, prompt: float = 0.0, evaluated: int = 0
+) -> tuple[RunEstimate, SpeedInputs] | None:
+    """Return what is expected of a run on this machine, and the speeds; None with vLLM's CPU build, whose are unknown.
 
-
-def run_inputs(
-    sizes: ModelSizes, samples: Assumptions, trains: Assumptions, prompt: float = 0.0, evaluated: int = 0
-) -> SpeedInputs:
-    """Return what the duration of a run is estimated from; `prompt` and `evaluated` as for `duration_line`."""
-    model = SizedModel(sizes, "")
-    return SpeedInputs(model, trains, updates=ESTIMATED, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
+    Args:
+        config: Configuration with its slots and threads.
+        sizes: The model.
+        machine: Memory of the host, and of each GPU, with its name as torch reports it.
+        prompt: Mean tokens of a prompt; 0: assumed.
+        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
+    """
+    if machine.gpu is not None:
+        name = machine.gpu.limit.replace(" ", "")
+        known = next((one for one in GPUS.values() if one.name in name), GPUS["H100"])
+        samples = trains = Assumptions(known)
+    elif config.placement.engine == "vllm":
+        return None
+    else:
+        threads = config.hardware.generator_threads, config.hardware.trainer_threads
+        samples, trains = (this_cpu(chosen(count), sizes.layers) for count in threads)
+    inputs = SpeedInputs(SizedModel(sizes, ""), trains, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
+    return expected_run(config, inputs), inputs
 
 
 def expected_run(config: RunConfig, inputs: SpeedInputs) -> RunEstimate:
     """Return what the simulation of a few updates expects of a run."""
     # decode steps in lockstep take long to simulate one by one, and change the duration of a run little
     eager = replace(config, rollouts=replace(config.rollouts, schedule="eager"))
-    return simulate(eager, inputs, lengths_of(config, None), coarse=True)
+    return simulate(eager, dataclasses.replace(inputs, updates=ESTIMATED), lengths_of(config, None), coarse=True)
 
 
 def in_units(seconds: float) -> str:
