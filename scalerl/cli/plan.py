@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import curve_line, curve_prospect
-from scalerl.cluster.layout import check, check_divides, lay_out, lines, size_line
+from scalerl.cluster.layout import check, check_divides, lay_out, lines, planned, size_line
 from scalerl.cluster.measured import measure
 from scalerl.cluster.plan import (
     RunEstimate,
@@ -24,14 +24,16 @@ from scalerl.cluster.plan import (
     simulate,
     speeds_of,
 )
+from scalerl.cluster.sizing import PLANNED, Machine, longest_row, sized
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, read_config
-from scalerl.config.model import TinyModel
 from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.machine import Memory, host_memory
 from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.choices import slots_of, source_line
+from scalerl.placement.devices import GB
 from scalerl.prompts.files import check_prompt_files
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.estimate import as_json
@@ -83,19 +85,25 @@ def run_plan(words: list[str]) -> int:
     file, options, fields = parse_with_config(plan_parser(), words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
-    config = read_config(file, fields)
+    given = config = planned(read_config(file, fields))
     check_prompt_files(config.data)
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
     speeds = _speeds(config, options)
-    layout = lay_out(config, speeds.model)
     lengths = lengths_of(config, speeds.measured)
     with Working("simulating"):
         if options.gpus:
             outcomes = best_split(config, speeds, lengths, options.gpus)
+            about = [size_line(speeds.model)]
+            about = [size_line(speeds.model)]
         else:
+            gpu = config.placement.gpu_gb * GB
+            machine = Machine(host_memory(), Memory(gpu, gpu, PLANNED))
+            config = sized(config, speeds.model.sizes, longest_row(config), machine)
+            layout = lay_out(config, speeds.model)
             check(config, layout)
+            about = [*lines(config, layout), source_line(given, config)]
             outcomes = [simulate(config, speeds, lengths)]
     _, notes = speeds_of(config, speeds)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
@@ -107,7 +115,6 @@ def run_plan(words: list[str]) -> int:
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
-    about = [size_line(speeds.model)] if options.gpus else [*lines(config, layout), source_line(config, config)]
     print_lines(
         *about,
         *plan_lines(lengths, outcomes, notes, config, options.gpus),
@@ -189,7 +196,7 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> SpeedInputs:
         updates=options.updates or 0,
     )
     is_known = speeds.measured is not None or (speeds.generator_step_s and speeds.trainer_rate)
-    if not is_known and (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
+    if not is_known and config.hardware.device == "cpu":
         raise ConfigError(
             "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
             "--generator-tokens-per-s and --trainer-tokens-per-s"

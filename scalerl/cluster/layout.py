@@ -45,7 +45,7 @@ class Layout:
     devices: Table
     """Devices of all processes."""
     gpus: int
-    """GPUs that the run uses, without those of servers given by address."""
+    """GPUs that the run uses, without those of servers given by address; 0 on CPU."""
     slots_of_an_engine: int
     trainer: TrainerMemory
     expected: GeneratorMemory
@@ -97,14 +97,11 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
         return memory._replace(cache=memory.cache + spare)
 
     trainer = trainer_of(config, sizes, limit)
-    if on_gpus(config):
-        config = replace(config, hardware=replace(config.hardware, device="cuda"))
     table = devices(config, trainer_bytes=lambda: trainer.total)
     return Layout(
         model=model,
         devices=table,
-        gpus=max(1, len(gpus_of(table, "trainer", "generator", "evaluator")))
-        - len(place.servers) * place.gpus_of_a_generator,
+        gpus=len(gpus_of(table, "trainer", "generator", "evaluator")) - len(place.servers) * place.gpus_of_a_generator,
         slots_of_an_engine=slots,
         trainer=trainer,
         expected=memory(mean_prompt + expected_tokens(config)),
@@ -133,10 +130,14 @@ def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> Trainer
     )
 
 
-def on_gpus(config: RunConfig) -> bool:
-    """Return whether a plan assumes GPUs: with `hardware.device = "auto"`, for all models except the lab's."""
-    device = config.hardware.device
-    return device == "cuda" or (device == "auto" and not isinstance(config.model, TinyModel))
+def planned(config: RunConfig) -> RunConfig:
+    """Return a configuration with device and dtype; for "auto", those of GPUs or, for the lab's model, of a CPU."""
+    device, dtype = config.hardware.device, config.hardware.dtype
+    if device == "auto":
+        device = "cpu" if isinstance(config.model, TinyModel) else "cuda"
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    return replace(config, hardware=replace(config.hardware, device=device, dtype=dtype))
 
 
 def widest(config: RunConfig) -> int:
@@ -145,35 +146,26 @@ def widest(config: RunConfig) -> int:
 
 
 def check(config: RunConfig, layout: Layout) -> None:
-    """Check that the model can be divided and, if the run may use GPUs, that it fits.
+    """Check that the model can be divided and, on GPUs, that it fits.
 
     Raises:
         ConfigError: It cannot be divided or does not fit.
     """
     check_divides(config, layout.model.sizes)
-    problem = _too_large(config, layout) if on_gpus(config) else ""
-    if problem:
-        cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
-        raise ConfigError(problem + cpu)
-
-
-def _too_large(config: RunConfig, layout: Layout) -> str:
-    """Return why the run does not fit on its GPUs, with the settings that make it smaller; empty if it fits."""
     place, trainer = config.placement, layout.trainer.total
     exact = place.engine == "torch"
     memory = (layout.at_limit if exact else layout.expected).total
-    room = USABLE * place.gpu_gb * GB
     shared = layout.sharing * memory
-    if max(memory, trainer, trainer + shared if shared else 0) <= room:
-        return ""
+    if config.hardware.device == "cpu" or max(memory, trainer + shared) <= USABLE * place.gpu_gb * GB:
+        return
     length = "the length limit" if exact else "the mean length"
     together = f", {_gb(trainer + shared)} on a GPU that both use" if shared else ""
-    return (
+    raise ConfigError(
         f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(memory)} "
         f"({layout.slots_of_an_engine} slots at {length}){together}; allowed: {USABLE:.0%} of placement.gpu_gb = "
         f"{place.gpu_gb:g} GB. For trainers, raise trainer_ranks, lower learner.micro_batch_tokens, or set "
         "learner.gradient_checkpointing; for generators, lower rollouts.slots or "
-        "recipe.length, or raise tensor_parallel (docs/cluster.md)"
+        "recipe.length, or raise tensor_parallel (docs/cluster.md); or set hardware.device = 'cpu'"
     )
 
 
@@ -205,19 +197,17 @@ def _divisors(number: int) -> str:
 def lines(config: RunConfig, layout: Layout) -> list[str]:
     """Return the lines that describe the layout."""
     place = config.placement
-    device = config.hardware.device
     out = [size_line(layout.model)]
     if place.scorers:
         out.append(f"scorers: {place.scorers} actors of {config.scoring.processes(1)} cores each")
     ranks = "one trainer process" if place.trainer_ranks == 1 else f"{place.trainer_ranks} trainer ranks (FSDP2)"
     ranks += f", experts on {place.expert_ranks}," if place.expert_ranks > 1 else ""
     processes = f"placement: {ranks} and {_engines(config)}"
-    if not on_gpus(config):
+    if config.hardware.device == "cpu":
         return [*out, f"{processes}, in the memory of this machine"]
     where = "one GPU for both" if layout.sharing and layout.gpus == 1 else f"{layout.gpus} GPUs"
     served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
-    condition = " if the machine has them (hardware.device = auto)" if device == "auto" else ""
-    out.append(f"{processes}: {where}{condition}{served}")
+    out.append(f"{processes}: {where}{served}")
     note = " (Ray may choose other nodes and GPUs)" if place.backend == "ray" else ""
     out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")

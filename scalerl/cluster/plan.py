@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.cluster.evaluations import count_of
-from scalerl.cluster.layout import check, lay_out, on_gpus, prompt_tokens
+from scalerl.cluster.layout import check, lay_out, prompt_tokens
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import (
     cache_bytes_per_token,
@@ -108,7 +108,7 @@ def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
     if inputs.transfer_s is not None:
         sending, swap, source = inputs.transfer_s, inputs.transfer_s, "as given"
-    elif inputs.measured is not None or not on_gpus(config):
+    elif inputs.measured is not None or config.hardware.device == "cpu":
         sending, swap, source = 0.0, 0.0, "within the updates"
     else:
         nodes = nodes_with_engines(config)
@@ -126,8 +126,7 @@ def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]
 
 def nodes_with_engines(config: RunConfig) -> int:
     """Return the number of nodes that receive weights; servers given by address are told apart by their host."""
-    table = devices(replace(config, hardware=replace(config.hardware, device="cuda")))
-    hosts = [at.host for (kind, _), at in table.items() if kind == "generator"]
+    hosts = [at.host for (kind, _), at in devices(config).items() if kind == "generator"]
     return len({urlsplit(host).hostname or host for host in hosts})
 
 
@@ -204,7 +203,7 @@ def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse
     updates = inputs.updates or (LEAST_UPDATES if coarse else automatic)
     figures = simulate_run(config, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
     busy = 2.0 - figures.generator_idle - figures.trainer_idle
-    if busy > 1.0 and config.hardware.device == "cuda" and lay_out(config, inputs.model).sharing:
+    if busy > 1.0 and lay_out(config, inputs.model).sharing:
         rates = ("tokens_per_s", "trained_tokens_per_s", "updates_per_h")  # the work of both takes turns on one GPU
         figures = dataclasses.replace(figures, **{name: getattr(figures, name) / busy for name in rates})
     return run_estimate(config, inputs, figures, evaluation_seconds(config, speeds, lengths, inputs.evaluated))
@@ -228,19 +227,17 @@ def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_
     """
     # one process only copies its state to the host before training goes on; ranks write it together
     rate = inputs.assumed.host if config.placement.trainer_ranks == 1 else inputs.assumed.disk
-    checkpoint_s = checkpoint_bytes(config, inputs.model.sizes) / rate if on_gpus(config) else 0.0
+    checkpoint_s = checkpoint_bytes(config, inputs.model.sizes) / rate if config.hardware.device == "cuda" else 0.0
     update_s = 3600.0 / figures.updates_per_h
     update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
-    place, layout = config.placement, None if config.hardware.device == "cpu" else lay_out(config, inputs.model)
-    gpus, apart = (layout.gpus, layout.evaluates_apart) if layout else (0, False)
-    every = config.evaluation.every
-    late_s = max(0.0, eval_s - every * update_s) if apart else eval_s
+    place, layout, every = config.placement, lay_out(config, inputs.model), config.evaluation.every
+    late_s = max(0.0, eval_s - every * update_s) if layout.evaluates_apart else eval_s
     hours = (config.steps * update_s + config.steps // every * late_s + eval_s) / 3600.0
-    device_hours = hours * max(1, gpus)
+    device_hours = hours * max(1, layout.gpus)
     return RunEstimate(
         trainer_ranks=place.trainer_ranks,
         generators=place.engines,
-        gpus=gpus,
+        gpus=layout.gpus,
         slots=slots_of(config),
         figures=figures,
         micro_batch_tokens=micro_batch_tokens(config),
@@ -519,13 +516,12 @@ def best_split(
         ConfigError: The model fits in no split of these GPUs; the message has the last reason. Or there are too many.
     """
     check_searched(gpus)
-    cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""
     for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, inputs.assumed.node):
         if ranks % config.placement.expert_ranks:
             continue
         try:
-            candidate = with_split(cuda, ranks, generators, lengths, inputs.model)
+            candidate = with_split(config, ranks, generators, lengths, inputs.model)
             fitting.append(with_layout(candidate, inputs, lengths, micro_batches))
         except ConfigError as error:
             reason = str(error)

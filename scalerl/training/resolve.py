@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from scalerl.cluster.connect import check_resources, connect, hosts_of, shared_memory
-from scalerl.cluster.layout import check, lay_out
+from scalerl.cluster.layout import check, lay_out, planned
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import Machine, longest_row, memory_here, room_note, sized
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
@@ -176,9 +176,9 @@ def planned_inputs(config: RunConfig) -> Inputs:
 
 
 def resolved_here(config: RunConfig) -> RunConfig:
-    """Return a configuration with the device of this machine, unless it is planned for other machines."""
+    """Return a configuration with the hardware of this machine, or planned for other machines."""
     if config.placement.backend != "local" or config.hardware.device == "cuda":
-        return config
+        return planned(config)
     return replace(config, hardware=resolve_hardware(config.hardware))
 
 
@@ -197,8 +197,8 @@ def check_gpus(config: RunConfig, model: SizedModel, machine: Machine, given: bo
     if machine.gpu is None or machine.elsewhere or config.placement.engine != "torch":
         return
     usable = machine.gpu.total / GB / (USABLE if given else 1.0)
-    planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
-    check(planned, lay_out(planned, model))
+    config = replace(config, placement=replace(config.placement, gpu_gb=usable))
+    check(config, lay_out(config, model))
 
 
 def place_processes(config: RunConfig) -> Placed:
