@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.memory import channel_bytes, check_disk, disk_bytes
+from scalerl.cluster.memory import CHANNEL_VERSIONS, check_disk, disk_bytes, sent_bytes
 from scalerl.cluster.probe import HostReport, Probe
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
@@ -209,7 +209,7 @@ def gpus(site: Site) -> Outcome:
     bad = [site.problem] if site.problem else []
     users = reports if site.config.hardware.device == "cuda" else []
     bad += [f"{report.host}: torch can use no GPU: {report.problem}" for report in users if report.problem]
-    visible = [(f"{report.host}: {gpu.name}", gpu) for report in users for gpu in report.gpus]
+    visible = [(f"{report.host}: {gpu.limit}", gpu) for report in users for gpu in report.gpus]
     for name, gpu in visible:
         if gpu.free < USABLE * gpu.total:
             bad.append(f"{name}: {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free; end the programs on it "
@@ -220,7 +220,7 @@ def gpus(site: Site) -> Outcome:
         return FAILS, "; ".join(dict.fromkeys(bad))
     if not visible:
         return WORKS, f"the run uses the CPU of {_HOST}: {os.cpu_count()} cores"
-    names = sorted({gpu.name for _, gpu in visible})
+    names = sorted({gpu.limit for _, gpu in visible})
     text = f"{len(visible)} GPUs in {len(reports)} processes: {', '.join(names)}"
     return (SLOW, f"{text}; the slowest sets the pace: use one model of GPU") if len(names) > 1 else (WORKS, text)
 
@@ -276,7 +276,7 @@ def room(site: Site) -> Outcome:
         check_disk(config, model_sizes, place)
     except ConfigError as problem:
         return FAILS, str(problem)
-    weights = 0.0 if model_sizes is None else channel_bytes(config, model_sizes)
+    weights = 0.0 if model_sizes is None else CHANNEL_VERSIONS * sent_bytes(config, model_sizes)
     memory, what = host_memory().free, f"memory of {_HOST}"
     if memory < weights and channel_name(config) == "shared-memory":
         return FAILS, (

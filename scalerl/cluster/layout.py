@@ -10,6 +10,7 @@ from scalerl.cluster.memory import (
     TrainerMemory,
     adapter_params,
     cache_bytes_per_token,
+    gb,
     generator_memory,
     trainer_memory,
     weight_bytes,
@@ -159,9 +160,9 @@ def check(config: RunConfig, layout: Layout) -> None:
     if config.hardware.device == "cpu" or max(memory, trainer + shared) <= USABLE * place.gpu_gb * GB:
         return
     length = "the length limit" if exact else "the mean length"
-    together = f", {_gb(trainer + shared)} on a GPU that both use" if shared else ""
+    together = f", {gb(trainer + shared)} GB on a GPU that both use" if shared else ""
     raise ConfigError(
-        f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(memory)} "
+        f"placement: each trainer GPU holds {gb(trainer)} GB and each generator GPU {gb(memory)} GB "
         f"({layout.slots_of_an_engine} slots at {length}){together}; allowed: {USABLE:.0%} of placement.gpu_gb = "
         f"{place.gpu_gb:g} GB. For trainers, raise trainer_ranks, lower learner.micro_batch_tokens, or set "
         "learner.gradient_checkpointing; for generators, lower rollouts.slots or "
@@ -214,14 +215,14 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     t, g = layout.trainer, layout.at_limit
     how = ", recomputed" if recomputes(config) else ""
     out.append(
-        f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
-        f"optimizer {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
-        f"({widest(config):,} tokens{how}), logits {_n(t.logits)}"
-        + (f", reference of the KL term {_n(t.reference)}" if t.reference else "")
+        f"  trainer {gb(t.total)} GB: weights {gb(t.weights)}, masters {gb(t.masters)}, gradients {gb(t.gradients)}, "
+        f"optimizer {gb(t.optimizer)}, gathered layers {gb(t.gathered)}, activations {gb(t.activations)} "
+        f"({widest(config):,} tokens{how}), logits {gb(t.logits)}"
+        + (f", reference of the KL term {gb(t.reference)}" if t.reference else "")
     )
     out.append(
-        f"  generator {_gb(g.total)} at the length limit: weights {_n(g.weights + g.head)}, cache of "
-        f"{layout.slots_of_an_engine} slots {_n(g.cache)}; {_gb(layout.expected.total)} at the mean length"
+        f"  generator {gb(g.total)} GB at the length limit: weights {gb(g.weights + g.head)}, cache of "
+        f"{layout.slots_of_an_engine} slots {gb(g.cache)}; {gb(layout.expected.total)} GB at the mean length"
     )
     if place.engine == "vllm" and g.total > USABLE * place.gpu_gb * GB:
         out.append("  not all slots fit at the length limit; vLLM then preempts sequences and recomputes their cache")
@@ -248,11 +249,3 @@ def _engines(config: RunConfig) -> str:
     split = f" of {place.tensor_parallel} GPUs" if place.tensor_parallel > 1 else ""
     text = f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
     return text + ", and one engine for evaluations" * config.evaluation.overlap
-
-
-def _gb(value: float) -> str:
-    return f"{value / GB:.1f} GB"
-
-
-def _n(value: float) -> str:
-    return f"{value / GB:.1f}"

@@ -134,15 +134,15 @@ CHANNEL_VERSIONS = 4
 """Versions of the weights that a channel through files or shared memory holds."""
 
 
+def trained_params(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the entries that are trained: of the adapters, or of the model."""
+    return adapter_params(sizes, config.lora) if config.lora else sizes.params
+
+
 def sent_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Return the bytes of a version of the weights as it is sent, w params; of the adapters, if only they are sent."""
-    sent = adapter_params(sizes, config.lora) if config.lora and channel_name(config) == "adapters" else sizes.params
+    sent = trained_params(config, sizes) if channel_name(config) == "adapters" else sizes.params
     return float(weight_bytes(config)) * sent
-
-
-def channel_bytes(config: RunConfig, sizes: ModelSizes) -> float:
-    """Return the bytes of the versions in a channel through files or shared memory."""
-    return CHANNEL_VERSIONS * sent_bytes(config, sizes)
 
 
 def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
@@ -161,13 +161,17 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
 
 def checkpoint_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Return the bytes of the learner's part of a checkpoint: FP32 weights and both moments of each trained entry."""
-    lora = getattr(config.model, "lora", None)
-    return 3 * FP32 * (sizes.params if lora is None else adapter_params(sizes, lora))
+    return 3 * FP32 * trained_params(config, sizes)
+
+
+def gb(value: float) -> str:
+    """Return bytes as a number of GB (10^9)."""
+    return f"{value / GB:.1f}"
 
 
 def disk_size(count: float) -> str:
     """Return a number of bytes in GB or MB."""
-    return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:,.0f} MB"
+    return f"{gb(count)} GB" if count >= GB else f"{count / 1e6:,.0f} MB"
 
 
 def kept_checkpoints(config: RunConfig) -> int:

@@ -42,7 +42,7 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import SAVED_SAMPLES
 from scalerl.models.sizes import ModelSizes, SizedModel
-from scalerl.placement.choices import channel_name, expected_tokens, micro_batch_tokens, recomputes, slots_of
+from scalerl.placement.choices import channel_name, expected_tokens, kept_busy, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, devices
 
 SIGMA = 0.8
@@ -383,17 +383,6 @@ def in_units(seconds: float) -> str:
 # -------------------------------------------------------------------------------------------------------------- splits
 
 
-def busy_slots(config: RunConfig, lengths: Lengths) -> int:
-    """Return the slots that the schedule can keep busy: (k + 1) x mean / longest x batch.
-
-    At least one batch, and one slot per engine.
-    """
-    recipe = config.recipe
-    share = float(lengths.mean()) / float(lengths.max())
-    fed = int((recipe.off_policy.max_lag + 1) * share * recipe.completions_per_step)
-    return max(fed, recipe.completions_per_step, config.placement.engines)
-
-
 def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, model: SizedModel) -> RunConfig:
     """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
     own = config.placement.gpus_of_a_generator
@@ -406,7 +395,8 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
     mean_prompt, _ = prompt_tokens(config)
     tokens = mean_prompt + float(lengths.mean())
     fit = slots_that_fit(model.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
-    slots = max(generators, min(fit * generators, busy_slots(changed, lengths)))
+    busy = int(kept_busy(config, float(lengths.mean()) / float(lengths.max())))
+    slots = max(generators, min(fit * generators, max(busy, config.recipe.completions_per_step)))
     return replace(changed, rollouts=replace(config.rollouts, slots=slots))
 
 

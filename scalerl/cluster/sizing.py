@@ -19,6 +19,7 @@ from scalerl.cluster.memory import (
     HostMemory,
     cache_bytes_per_token,
     checkpoint_bytes,
+    gb,
     generator_memory,
     pass_memory,
     weight_bytes,
@@ -155,7 +156,7 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         ConfigError: See `sized`.
     """
     host = machine.host
-    given, group = _given(config), config.recipe.generations_per_prompt
+    given = None if config.rollouts.slots == "auto" else config.rollouts.slots
     most = host.free if given else USABLE * host.free
     target = min(SHARE * host.total, most)
     slot = _slot_bytes(config, sizes, row_tokens)
@@ -165,25 +166,25 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         least = host_needs(with_slots(candidate, candidate.placement.engines), sizes, row_tokens, host).total
         return candidate.placement.engines + math.floor((limit - least) / slot) if limit < math.inf else 1 << 20
 
-    wanted, candidates = given or slots_of(config), list(_candidates(config, row_tokens))
+    wanted, candidates = slots_of(config), list(_candidates(config, row_tokens))
+    group, engines = config.recipe.generations_per_prompt, config.placement.engines
     enough = max(ENOUGH, group)
-    for candidate, least in [(one, least) for least in (enough, group) for one in candidates]:
-        slots = room(candidate, target)
+    tried = [(one, target, least, wanted) for least in (enough, group) for one in candidates]
+    # beyond the target: what the slots of a user take, or no more than enough
+    tried += [(one, most, engines, min(wanted, enough)) for one in (candidates if given else candidates[-1:])]
+    for candidate, limit, least, cap in tried:
+        slots = room(candidate, limit)
         if slots >= (given or min(wanted, least)):
-            return with_slots(candidate, wanted if slots >= wanted else _rounded(slots))
-    for candidate in candidates if given else candidates[-1:]:  # with slots that a user set, only what it takes
-        slots = room(candidate, most)
-        if slots >= (given or candidate.placement.engines):
-            return with_slots(candidate, given or min(wanted, enough, _rounded(slots)))
+            return with_slots(candidate, given or (cap if slots >= cap else _rounded(slots)))
     raise ConfigError(_too_large(candidates[-1], sizes, row_tokens, machine, most, slots))
 
 
 def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, most: float, slots: int) -> str:
     """Return why a run does not fit into the memory of the host, and which settings would help."""
-    host, given = machine.host, _given(config)
-    needs = host_needs(with_slots(config, given or config.placement.engines), sizes, row_tokens, host)
+    host, given = machine.host, config.rollouts.slots != "auto"
+    count = slots_of(config) if given else config.placement.engines
+    needs = host_needs(with_slots(config, count), sizes, row_tokens, host)
     free = f"{gb(host.free)} of {gb(host.total)} GB are free ({host.limit})"
-    count = given or config.placement.engines
     text = (
         f"memory: the run needs up to {gb(needs.total)} GB ({parts(needs, count, row_tokens)}), and {free}"
         f"{'' if given else f', of which {USABLE:.0%} may be used'}"
@@ -277,11 +278,6 @@ def cache_rows(config: RunConfig, row: float, working: float) -> int:
 # -------------------------------------------------------------------------------------------------------------- shared
 
 
-def _given(config: RunConfig) -> int | None:
-    """Return the slots that a user has set."""
-    return None if config.rollouts.slots == "auto" else config.rollouts.slots
-
-
 def with_slots(config: RunConfig, slots: int) -> RunConfig:
     """Return a configuration with a number of slots."""
     return replace(config, rollouts=replace(config.rollouts, slots=slots))
@@ -317,11 +313,6 @@ def _workers(config: RunConfig) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
-
-
-def gb(value: float) -> str:
-    """Return bytes as a number of GB (10^9)."""
-    return f"{value / GB:.1f}"
 
 
 def parts(needs: HostMemory, slots: int, row_tokens: int) -> str:
