@@ -96,7 +96,6 @@ def run_plan(words: list[str]) -> int:
         if options.gpus:
             outcomes = best_split(config, speeds, lengths, options.gpus)
             about = [size_line(speeds.model)]
-            about = [size_line(speeds.model)]
         else:
             gpu = config.placement.gpu_gb * GB
             machine = Machine(host_memory(), Memory(gpu, gpu, PLANNED))

@@ -27,7 +27,6 @@ from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import evaluated_sequences
 from scalerl.placement.devices import devices, needs
 from scalerl.prompts.files import check_prompt_files
 from scalerl.study.directory import StudyDirectory, equal_runs, take_over
@@ -133,7 +132,7 @@ def _expected_seconds(config: RunConfig) -> float | None:
     resolved, sizes = resolved_here(config), sizes_of(config.model).sizes
     machine = memory_here(resolved.hardware, resolved.placement)
     resolved = sized(resolved, sizes, longest_row(resolved), machine)
-    evaluated = evaluated_sequences(resolved, pool_of(resolved))
+    evaluated = resolved.evaluated_sequences(pool_of(resolved).held_out)
     found = expected_here(resolved, sizes, machine, mean_prompt(resolved), evaluated)
     return found and 3600.0 * found[0].hours
 

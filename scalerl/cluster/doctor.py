@@ -8,13 +8,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.memory import CHANNEL_VERSIONS, check_disk, disk_bytes, sent_bytes
+from scalerl.cluster.memory import CHANNEL_VERSIONS, check_disk, disk_bytes, gb, sent_bytes
 from scalerl.cluster.probe import HostReport, Probe
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
@@ -269,22 +269,19 @@ def room(site: Site) -> Outcome:
 
     config, place = site.config, Path("runs") if os.path.isdir("runs") else Path()
     check_shared_memory(site.table, partial(shared_memory, site.ray) if site.ray else None)
-    model_sizes = None
-    with suppress(ConfigError):  # those of a model that is elsewhere are not known
-        model_sizes = sizes_of(config.model).sizes
+    text = f"{place.resolve()}: {shutil.disk_usage(place).free / GB:.0f} GB free"
     try:
-        check_disk(config, model_sizes, place)
-    except ConfigError as problem:
-        return FAILS, str(problem)
-    weights = 0.0 if model_sizes is None else CHANNEL_VERSIONS * sent_bytes(config, model_sizes)
-    memory, what = host_memory().free, f"memory of {_HOST}"
+        sizes = sizes_of(config.model).sizes
+    except ConfigError:  # those of a model that is elsewhere are not known
+        return WORKS, text
+    check_disk(config, sizes, place)
+    weights, memory = CHANNEL_VERSIONS * sent_bytes(config, sizes), host_memory().free
     if memory < weights and channel_name(config) == "shared-memory":
         return FAILS, (
-            f"{what}: {memory / GB:.1f} GB are free; four versions of the weights need {weights / GB:.1f} GB. Use "
+            f"memory of {_HOST}: {gb(memory)} GB are free; four versions of the weights need {gb(weights)} GB. Use "
             "rollouts.weights = 'directory', or more memory"
         )
-    free, needed = shutil.disk_usage(place).free, 0.0 if model_sizes is None else disk_bytes(config, model_sizes)
-    return WORKS, f"{place.resolve()}: {free / GB:.0f} GB free, {needed / GB:.2g} GB needed"
+    return WORKS, f"{text}, {disk_bytes(config, sizes) / GB:.2g} GB needed"
 
 
 def vllm(site: Site) -> Outcome:

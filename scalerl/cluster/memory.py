@@ -181,20 +181,18 @@ def kept_checkpoints(config: RunConfig) -> int:
     return most if policy.every_minutes else min(most, -(-config.steps // policy.every))
 
 
-def check_disk(config: RunConfig, sizes: ModelSizes | None, place: Path, written: float = 0.0) -> None:
+def check_disk(config: RunConfig, sizes: ModelSizes, place: Path, written: float = 0.0) -> None:
     """Check that the disk of a directory has room for a run.
 
     Args:
         config: Configuration.
-        sizes: The model; None: unknown, which passes.
+        sizes: The model.
         place: An existing directory on that disk.
         written: Bytes that the run has written already.
 
     Raises:
         ConfigError: It has not.
     """
-    if sizes is None:
-        return
     free, needed = shutil.disk_usage(place).free, disk_bytes(config, sizes) - written
     if free < needed:
         raise ConfigError(

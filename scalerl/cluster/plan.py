@@ -23,7 +23,7 @@ from scalerl.cluster.memory import (
     weight_bytes,
 )
 from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
-from scalerl.cluster.sizing import Machine, memory_line
+from scalerl.cluster.sizing import Machine, free_of, memory_line
 from scalerl.cluster.speed import (
     GPUS,
     Assumptions,
@@ -262,7 +262,7 @@ def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequ
 
     tokens / (engines x n / step(n)) + longest x step(1), with n sequences per engine.
     """
-    sequences, place = sequences or config.evaluated_sequences, config.placement
+    sequences, place = sequences or config.evaluated_sequences(), config.placement
     engines, mean = 1 if config.evaluation.overlap else place.engines, float(lengths.mean())
     n = max(1, min(slots_of(config) // place.engines, math.ceil(sequences / engines)))
     alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
@@ -288,8 +288,7 @@ def run_lines(
         trains, samples = (memory.total / GB for memory in (layout.trainer, layout.at_limit))
         lines.append(
             f"GPU memory (estimate): trainer {trains:.1f} GB, generator {samples:.1f} GB at the length limit"
-            f"{', on the same GPU' if layout.sharing else ''}; {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free "
-            f"({gpu.limit})"
+            f"{', on the same GPU' if layout.sharing else ''}; {free_of(gpu)}"
         )
     duration = duration_line(config, sizes, machine, prompt, evaluated)
     return [*lines, disk_line(config, sizes), *([duration] if duration else [])]

@@ -184,9 +184,8 @@ def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: M
     host, given = machine.host, config.rollouts.slots != "auto"
     count = slots_of(config) if given else config.placement.engines
     needs = host_needs(with_slots(config, count), sizes, row_tokens, host)
-    free = f"{gb(host.free)} of {gb(host.total)} GB are free ({host.limit})"
     text = (
-        f"memory: the run needs up to {gb(needs.total)} GB ({parts(needs, count, row_tokens)}), and {free}"
+        f"memory: the run needs up to {gb(needs.total)} GB ({parts(needs, count, row_tokens)}), and {free_of(host)}"
         f"{'' if given else f', of which {USABLE:.0%} may be used'}"
     )
     if slots >= config.placement.engines:
@@ -303,7 +302,7 @@ def _spare(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
     """Return the bytes by which an evaluation may enlarge the cache: at least one sequence, at most all of them."""
     slot = row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
     engines = config.placement.engines
-    return engines * min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences // engines))
+    return engines * min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences() // engines))
 
 
 def _workers(config: RunConfig) -> int:
@@ -313,6 +312,11 @@ def _workers(config: RunConfig) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
+
+
+def free_of(memory: Memory) -> str:
+    """Return in words what is free of some memory."""
+    return f"{gb(memory.free)} of {gb(memory.total)} GB are free ({memory.limit})"
 
 
 def parts(needs: HostMemory, slots: int, row_tokens: int) -> str:
@@ -333,7 +337,7 @@ def memory_line(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: 
     needs = host_needs(config, sizes, row_tokens, host)
     text = f"host memory (estimate): at most {gb(needs.total)} GB: {parts(needs, slots_of(config), row_tokens)}"
     known = host.total < math.inf and not machine.elsewhere
-    return f"{text}; {gb(host.free)} of {gb(host.total)} GB are free ({host.limit})" if known else text
+    return f"{text}; {free_of(host)}" if known else text
 
 
 def cure(slots: int, engines: int) -> str:
@@ -366,7 +370,4 @@ def room_note(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Ma
     least = host_needs(with_slots(config, config.placement.engines), sizes, row_tokens, host).total
     slots = config.placement.engines + math.floor((host.free - least) / _slot_bytes(config, sizes, row_tokens))
     fewer = f", or resume with --rollouts.slots {_rounded(slots)}" if slots >= config.placement.engines else ""
-    return (
-        f"memory: the run may need {gb(needs)} GB, and {gb(host.free)} of {gb(host.total)} GB are free ({host.limit}); "
-        f"free memory{fewer}"
-    )
+    return f"memory: the run may need {gb(needs)} GB, and {free_of(host)}; free memory{fewer}"

@@ -146,7 +146,7 @@ def generation_of(config: RunConfig) -> Generation:
         lag_ticks=math.ceil(1.5 * config.recipe.completions_per_step * expected / slots) if lags else 0,
         lag_follows=lags and config.rollouts.expected_tokens == "auto",  # lengths are not known before the run
         ahead=config.rollouts.ahead,
-        evaluated_sequences=config.evaluated_sequences,
+        evaluated_sequences=config.evaluated_sequences(),
         seed=config.seed,
     )
 
@@ -187,15 +187,6 @@ class Pool(NamedTuple):
 
     training: Mapping[str, int]
     held_out: Mapping[str, int]
-
-
-def evaluated_sequences(config: RunConfig, pool: Pool) -> int:
-    """Return the sequences of an evaluation."""
-    evaluation = config.evaluation
-    return sum(
-        pool.held_out.get(task.curve, evaluation.held_out_of(task)) * evaluation.samples_of(task)
-        for task in config.data
-    )
 
 
 def source_line(given: RunConfig, config: RunConfig, saved: bool = False, longest_prompt: int = 0) -> str:

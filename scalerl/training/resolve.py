@@ -35,7 +35,6 @@ from scalerl.placement.choices import (
     channel_choice,
     channel_name,
     derived_sizes,
-    evaluated_sequences,
     source_line,
 )
 from scalerl.placement.devices import (
@@ -153,7 +152,8 @@ def resolve(inputs: Inputs) -> Resolved:
         notes.append(note)
     if config.placement.backend == "local":
         mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(config)
-        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated_sequences(config, pool))
+        evaluated = config.evaluated_sequences(pool.held_out)
+        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated)
     sources = source_line(given, config, saved, longest)
     return Resolved(config, rule, longest, environments, agents, pool, sources, tuple(notes))
 
