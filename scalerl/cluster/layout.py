@@ -9,7 +9,7 @@ from scalerl.cluster.memory import (
     GeneratorMemory,
     TrainerMemory,
     adapter_params,
-    cache_bytes_per_token,
+    evaluation_cache,
     gb,
     generator_memory,
     trainer_memory,
@@ -24,7 +24,6 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes, SizedModel, sizes_of
 from scalerl.placement.choices import expected_tokens, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, USABLE, Table, described, devices, gpus_of
-from scalerl.rollouts.engine import EVALUATION_CACHE
 
 LAB_PROMPT = 64
 """Maximum tokens of a generated task's prompt, rounded up."""
@@ -91,10 +90,11 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
     caches = 2 if isinstance(place.engine, Custom) else 1  # for evaluations; the torch engine uses that of training
     limit = longest_prompt + config.recipe.length.max_tokens
     head = place.engine == "torch" and config.recipe.fp32_head
-    spare = max(EVALUATION_CACHE, limit * cache_bytes_per_token(sizes)) if place.engine == "torch" else 0.0
+    spare = evaluation_cache(config, sizes, limit) if place.engine == "torch" else 0.0
 
     def memory(tokens: float) -> GeneratorMemory:
-        memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
+        width = weight_bytes(config)
+        memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head, width)
         return memory._replace(cache=memory.cache + spare)
 
     trainer = trainer_of(config, sizes, limit)

@@ -17,7 +17,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes
 from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import GB, USABLE
-from scalerl.rollouts.engine import PASS_BYTES
+from scalerl.rollouts.engine import EVALUATION_CACHE, PASS_BYTES
 
 BF16, FP32 = 2, 4
 """Bytes per entry."""
@@ -261,6 +261,12 @@ def trainer_memory(
 def cache_bytes_per_token(sizes: ModelSizes, tensor_parallel: int = 1, width: int = BF16) -> float:
     """Return the bytes of the cache of one token on one GPU; latents (MLA) are not split over GPUs."""
     return width * sizes.cache_width / (1 if sizes.expanded_params else tensor_parallel)
+
+
+def evaluation_cache(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
+    """Return the bytes by which an evaluation may enlarge an engine's cache: from one sequence to all of them."""
+    slot = row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
+    return min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences() // config.placement.engines))
 
 
 def generator_memory(

@@ -19,6 +19,7 @@ from scalerl.cluster.memory import (
     HostMemory,
     cache_bytes_per_token,
     checkpoint_bytes,
+    evaluation_cache,
     gb,
     generator_memory,
     pass_memory,
@@ -42,7 +43,6 @@ from scalerl.placement.choices import (
     trains_in_loop,
 )
 from scalerl.placement.devices import GB, USABLE, devices, shares_gpus
-from scalerl.rollouts.engine import EVALUATION_CACHE
 from scalerl.rollouts.shared_memory import channel_versions
 
 SHARE = 0.5
@@ -143,7 +143,8 @@ def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memo
     return HostMemory(
         trainer=trainer,
         generators=(engines + beside) * (weights + pass_memory(sizes, row_tokens, width)) if on_cpu else 0.0,
-        cache=slots_of(config) * _slot_bytes(config, sizes, row_tokens) + _spare(config, sizes, row_tokens),
+        cache=slots_of(config) * _slot_bytes(config, sizes, row_tokens)
+        + engines * evaluation_cache(config, sizes, row_tokens),
         channel=(versions + beside) * weights,
         processes=(2 + several) * PROCESS + (1 + beside) * _workers(config) * WORKER,
     )
@@ -255,7 +256,8 @@ def _gpu_room(config: RunConfig, sizes: ModelSizes, row_tokens: int, room: float
     """Return the slots of one engine in some memory of a GPU."""
     head, width = config.recipe.fp32_head, weight_bytes(config)
     weights = generator_memory(sizes, 0, 1, head, width).total + pass_memory(sizes, row_tokens, width)
-    return (room - weights - _spare(config, sizes, row_tokens)) / _slot_bytes(config, sizes, row_tokens)
+    spare = evaluation_cache(config, sizes, row_tokens)
+    return (room - weights - spare) / _slot_bytes(config, sizes, row_tokens)
 
 
 def cache_rows(config: RunConfig, row: float, working: float) -> int:
@@ -296,13 +298,6 @@ def _slot_bytes(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
     second = config.evaluation.overlap and config.hardware.device == "cpu"
     caches = 2 if second or isinstance(config.placement.engine, Custom) else 1
     return caches * row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
-
-
-def _spare(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
-    """Return the bytes by which an evaluation may enlarge the cache: at least one sequence, at most all of them."""
-    slot = row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
-    engines = config.placement.engines
-    return engines * min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences() // engines))
 
 
 def _workers(config: RunConfig) -> int:
