@@ -77,8 +77,8 @@ def seen(path: Path) -> dict[str, float]:
     run = read_run(path)
     busy, idle = generator_seconds(run)
     wall = math.fsum(row["step_s"] for row in run.rows)
-    tokens = sum(row["tokens"] - row["before"] for row in run.rows)
-    slot_steps = sum((row["tokens"] - row["before"]) / row["occupancy"] for row in run.rows if row["occupancy"])
+    tokens = sum(row["sampled"] for row in run.rows)
+    slot_steps = sum(row["sampled"] / row["occupancy"] for row in run.rows if row["occupancy"])
     return {
         "tokens_per_s": tokens / wall,
         "occupancy": tokens / slot_steps,

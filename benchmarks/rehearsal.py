@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from scalerl.cluster.layout import lay_out, widest
+from scalerl.cluster.layout import lay_out, planned, widest
 from scalerl.cluster.rehearsal import rehearse
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
@@ -25,7 +25,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for file in options.files:
-        config = read_config(file, [])
+        config = planned(read_config(file, []))
         layout = lay_out(config)
         name = f"{layout.model.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
         try:

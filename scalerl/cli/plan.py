@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.evaluations import curve_line, curve_prospect
-from scalerl.cluster.layout import check_divides, check_layout, lay_out, lines, size_line
+from scalerl.cluster.layout import check_divides, check_layout, lay_out, lines, planned, size_line
 from scalerl.cluster.measured import measure
 from scalerl.cluster.plan import (
     RunEstimate,
@@ -24,14 +24,16 @@ from scalerl.cluster.plan import (
     simulate,
     speeds_of,
 )
+from scalerl.cluster.sizing import PLANNED, Machine, longest_row, sized
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, read_config
-from scalerl.config.model import TinyModel
 from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.machine import Memory, host_memory
 from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.choices import slots_of, source_line
+from scalerl.placement.devices import GB
 from scalerl.prompts.files import check_prompt_files
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.estimate import as_json
@@ -48,17 +50,14 @@ measured are estimated from a roofline; the output lists them. Every field of th
 LARGEST_NUMBER = 1e12
 """Largest speed, length or time that is accepted."""
 
-NUMBERS: dict[str, tuple[type, float | None, str]] = {
-    "gpus": (int, None, "find the best split of N GPUs, at most 1,024"),
-    "generator_tokens_per_s": (float, None, "tokens/s of one engine with full slots"),
-    "trainer_tokens_per_s": (float, None, "trained tokens/s of all placement.trainer_ranks together"),
-    "transfer_s": (float, None, "duration of one transfer of weights, seconds"),
-    "mean_tokens": (float, None, "mean length of a completion, tokens; default rollouts.expected_tokens"),
-    "training_share": (float, 0.35, "share of the GPU's peak that training reaches; default 0.35"),
-    "decode_share": (float, 0.6, "share of the GPU's peak that decoding reaches; default 0.6"),
-    "updates": (int, None, "number of measured updates; default 20, down to 8 for large batches"),
+NUMBERS: dict[str, tuple[type, str]] = {
+    "gpus": (int, "find the best split of N GPUs, at most 1,024"),
+    "generator_tokens_per_s": (float, "tokens/s of one engine with full slots"),
+    "trainer_tokens_per_s": (float, "trained tokens/s of all placement.trainer_ranks together"),
+    "transfer_s": (float, "duration of one transfer of weights, seconds"),
+    "updates": (int, "number of measured updates; default 20, down to 8 for large batches"),
 }
-"""Options that are numbers above 0 (`transfer_s` may be 0): type, default and help."""
+"""Options that are numbers above 0 (`transfer_s` may be 0): type and help."""
 
 
 def plan_parser() -> Parser:
@@ -68,9 +67,9 @@ def plan_parser() -> Parser:
     words = "read speeds and lengths from run directories"
     parser.add_argument("--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[], help=words)
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="GPU of the roofline; default H100")
-    for name, (kind, default, words) in NUMBERS.items():
+    for name, (kind, words) in NUMBERS.items():
         option, letter = f"--{name.replace('_', '-')}", "N" if kind is int else "X"
-        parser.add_argument(option, type=kind, default=default, metavar=letter, help=words)
+        parser.add_argument(option, type=kind, metavar=letter, help=words)
     words = "measure the peak memory of a trainer rank with fake tensors instead, in minutes (docs/cluster.md)"
     parser.add_argument("--rehearse", action="store_true", help=words)
     add_json(parser)
@@ -86,19 +85,24 @@ def run_plan(words: list[str]) -> int:
     file, options, fields = parse_with_config(plan_parser(), words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
-    config = read_config(file, fields)
+    given = config = planned(read_config(file, fields))
     check_prompt_files(config.data)
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
     speeds = _speeds(config, options)
-    layout = lay_out(config, speeds.model)
-    lengths = lengths_of(config, speeds.measured, options.mean_tokens or 0.0)
+    lengths = lengths_of(config, speeds.measured)
     with Working("simulating"):
         if options.gpus:
             outcomes = best_split(config, speeds, lengths, options.gpus)
+            about = [size_line(speeds.model)]
         else:
+            gpu = config.placement.gpu_gb * GB
+            machine = Machine(host_memory(), Memory(gpu, gpu, PLANNED))
+            config = sized(config, speeds.model.sizes, longest_row(config), machine)
+            layout = lay_out(config, speeds.model)
             check_layout(config, layout)
+            about = [*lines(config, layout), source_line(given, config)]
             outcomes = [simulate(config, speeds, lengths)]
     _, notes = speeds_of(config, speeds)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
@@ -110,7 +114,6 @@ def run_plan(words: list[str]) -> int:
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
-    about = [size_line(speeds.model)] if options.gpus else [*lines(config, layout), source_line(config, config)]
     print_lines(
         *about,
         *plan_lines(lengths, outcomes, notes, config, options.gpus),
@@ -175,23 +178,24 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> SpeedInputs:
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
     for name in NUMBERS:
-        value, most = getattr(options, name), 1 if name.endswith("share") else LARGEST_NUMBER
-        if value is not None and not (0 < value <= most or (value == 0 and name == "transfer_s")):
+        value = getattr(options, name)
+        if value is not None and not (0 < value <= LARGEST_NUMBER or (value == 0 and name == "transfer_s")):
             least = "of seconds from 0" if name == "transfer_s" else "above 0"
-            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {most:g}")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {LARGEST_NUMBER:g}"
+            )
     rate = options.generator_tokens_per_s
     speeds = SpeedInputs(
         model=sizes_of(config.model),
-        assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
+        assumed=Assumptions(GPUS[options.gpu]),
         measured=measure(options.runs) if options.runs else None,
         generator_step_s=slots_of(config) / config.placement.engines / rate if rate else 0.0,
-        trainer_rate=options.trainer_tokens_per_s or 0.0,
-        trainer_rate_ranks=config.placement.trainer_ranks,
+        trainer_rate=(options.trainer_tokens_per_s or 0.0) / config.placement.trainer_ranks,
         transfer_s=options.transfer_s,
         updates=options.updates or 0,
     )
     is_known = speeds.measured is not None or (speeds.generator_step_s and speeds.trainer_rate)
-    if not is_known and (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
+    if not is_known and config.hardware.device == "cpu":
         raise ConfigError(
             "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
             "--generator-tokens-per-s and --trainer-tokens-per-s"

@@ -14,7 +14,7 @@ from pathlib import Path
 from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
-from scalerl.cluster.plan import expected_run, in_units, run_inputs, speeds_here
+from scalerl.cluster.plan import expected_here, in_units
 from scalerl.cluster.sizing import longest_row, memory_here, sized
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import read_option, replace
@@ -27,7 +27,6 @@ from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import evaluated_sequences
 from scalerl.placement.devices import devices, needs
 from scalerl.prompts.files import check_prompt_files
 from scalerl.study.directory import StudyDirectory, equal_runs, take_over
@@ -132,13 +131,10 @@ def _expected_seconds(config: RunConfig) -> float | None:
 
     resolved, sizes = resolved_here(config), sizes_of(config.model).sizes
     machine = memory_here(resolved.hardware, resolved.placement)
-    if machine.gpu is None and resolved.placement.engine == "vllm":
-        return None
     resolved = sized(resolved, sizes, longest_row(resolved), machine)
-    evaluated = evaluated_sequences(resolved, pool_of(resolved))
-    gpu = machine.gpu.limit if machine.gpu is not None else ""
-    samples, trains, _ = speeds_here(resolved, sizes, gpu)
-    return 3600.0 * expected_run(resolved, run_inputs(sizes, samples, trains, mean_prompt(resolved), evaluated)).hours
+    evaluated = resolved.evaluated_sequences(pool_of(resolved).held_out)
+    found = expected_here(resolved, sizes, machine, mean_prompt(resolved), evaluated)
+    return found and 3600.0 * found[0].hours
 
 
 def _plan_parser() -> Parser:

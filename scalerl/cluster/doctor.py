@@ -8,13 +8,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalerl.cluster.memory import channel_bytes, check_disk, disk_bytes
+from scalerl.cluster.memory import CHANNEL_VERSIONS, check_disk, disk_bytes, gb, sent_bytes
 from scalerl.cluster.probe import HostReport, Probe
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
@@ -209,7 +209,7 @@ def gpus(site: Site) -> Outcome:
     bad = [site.problem] if site.problem else []
     users = reports if site.config.hardware.device == "cuda" else []
     bad += [f"{report.host}: torch can use no GPU: {report.problem}" for report in users if report.problem]
-    visible = [(f"{report.host}: {gpu.name}", gpu) for report in users for gpu in report.gpus]
+    visible = [(f"{report.host}: {gpu.limit}", gpu) for report in users for gpu in report.gpus]
     for name, gpu in visible:
         if gpu.free < USABLE * gpu.total:
             bad.append(f"{name}: {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free; end the programs on it "
@@ -220,7 +220,7 @@ def gpus(site: Site) -> Outcome:
         return FAILS, "; ".join(dict.fromkeys(bad))
     if not visible:
         return WORKS, f"the run uses the CPU of {_HOST}: {os.cpu_count()} cores"
-    names = sorted({gpu.name for _, gpu in visible})
+    names = sorted({gpu.limit for _, gpu in visible})
     text = f"{len(visible)} GPUs in {len(reports)} processes: {', '.join(names)}"
     return (SLOW, f"{text}; the slowest sets the pace: use one model of GPU") if len(names) > 1 else (WORKS, text)
 
@@ -269,22 +269,19 @@ def room(site: Site) -> Outcome:
 
     config, place = site.config, Path("runs") if os.path.isdir("runs") else Path()
     check_shared_memory(site.table, partial(shared_memory, site.ray) if site.ray else None)
-    model_sizes = None
-    with suppress(ConfigError):  # those of a model that is elsewhere are not known
-        model_sizes = sizes_of(config.model).sizes
+    text = f"{place.resolve()}: {shutil.disk_usage(place).free / GB:.0f} GB free"
     try:
-        check_disk(config, model_sizes, place)
-    except ConfigError as problem:
-        return FAILS, str(problem)
-    weights = 0.0 if model_sizes is None else channel_bytes(config, model_sizes)
-    memory, what = host_memory().free, f"memory of {_HOST}"
+        sizes = sizes_of(config.model).sizes
+    except ConfigError:  # those of a model that is elsewhere are not known
+        return WORKS, text
+    check_disk(config, sizes, place)
+    weights, memory = CHANNEL_VERSIONS * sent_bytes(config, sizes), host_memory().free
     if memory < weights and channel_name(config) == "shared-memory":
         return FAILS, (
-            f"{what}: {memory / GB:.1f} GB are free; four versions of the weights need {weights / GB:.1f} GB. Use "
+            f"memory of {_HOST}: {gb(memory)} GB are free; four versions of the weights need {gb(weights)} GB. Use "
             "rollouts.weights = 'directory', or more memory"
         )
-    free, needed = shutil.disk_usage(place).free, 0.0 if model_sizes is None else disk_bytes(config, model_sizes)
-    return WORKS, f"{place.resolve()}: {free / GB:.0f} GB free, {needed / GB:.2g} GB needed"
+    return WORKS, f"{text}, {disk_bytes(config, sizes) / GB:.2g} GB needed"
 
 
 def vllm(site: Site) -> Outcome:

@@ -46,8 +46,7 @@ def evaluations_of(config: RunConfig, held_out: Mapping[str, int] | None = None)
 
 def share_of(config: RunConfig, count: int, held_out: Mapping[str, int] | None = None) -> float:
     """Return the completions of this many evaluations of all tasks, as a share of those of training."""
-    answers = sum(prompts * samples for prompts, samples in sizes_of_tasks(config, held_out or {}).values())
-    return count * answers / (config.steps * config.recipe.completions_per_step)
+    return count * config.evaluated_sequences(held_out) / (config.steps * config.recipe.completions_per_step)
 
 
 def curve_line(config: RunConfig, held_out: Mapping[str, int] | None = None) -> str:

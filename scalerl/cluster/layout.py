@@ -9,7 +9,8 @@ from scalerl.cluster.memory import (
     GeneratorMemory,
     TrainerMemory,
     adapter_params,
-    cache_bytes_per_token,
+    evaluation_cache,
+    gb,
     generator_memory,
     trainer_memory,
     weight_bytes,
@@ -23,7 +24,6 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes, SizedModel, sizes_of
 from scalerl.placement.choices import expected_tokens, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, USABLE, Table, described, devices, gpus_of
-from scalerl.rollouts.engine import EVALUATION_CACHE
 
 LAB_PROMPT = 64
 """Maximum tokens of a generated task's prompt, rounded up."""
@@ -45,7 +45,7 @@ class Layout:
     devices: Table
     """Devices of all processes."""
     gpus: int
-    """GPUs that the run uses, without those of servers given by address."""
+    """GPUs that the run uses, without those of servers given by address; 0 on CPU."""
     slots_of_an_engine: int
     trainer: TrainerMemory
     expected: GeneratorMemory
@@ -90,21 +90,19 @@ def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
     caches = 2 if isinstance(place.engine, Custom) else 1  # for evaluations; the torch engine uses that of training
     limit = longest_prompt + config.recipe.length.max_tokens
     head = place.engine == "torch" and config.recipe.fp32_head
-    spare = max(EVALUATION_CACHE, limit * cache_bytes_per_token(sizes)) if place.engine == "torch" else 0.0
+    spare = evaluation_cache(config, sizes, limit) if place.engine == "torch" else 0.0
 
     def memory(tokens: float) -> GeneratorMemory:
-        memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
+        width = weight_bytes(config)
+        memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head, width)
         return memory._replace(cache=memory.cache + spare)
 
     trainer = trainer_of(config, sizes, limit)
-    if on_gpus(config):
-        config = replace(config, hardware=replace(config.hardware, device="cuda"))
     table = devices(config, trainer_bytes=lambda: trainer.total)
     return Layout(
         model=model,
         devices=table,
-        gpus=max(1, len(gpus_of(table, "trainer", "generator", "evaluator")))
-        - len(place.servers) * place.gpus_of_a_generator,
+        gpus=len(gpus_of(table, "trainer", "generator", "evaluator")) - len(place.servers) * place.gpus_of_a_generator,
         slots_of_an_engine=slots,
         trainer=trainer,
         expected=memory(mean_prompt + expected_tokens(config)),
@@ -133,10 +131,14 @@ def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> Trainer
     )
 
 
-def on_gpus(config: RunConfig) -> bool:
-    """Return whether a plan assumes GPUs: with `hardware.device = "auto"`, for all models except the lab's."""
-    device = config.hardware.device
-    return device == "cuda" or (device == "auto" and not isinstance(config.model, TinyModel))
+def planned(config: RunConfig) -> RunConfig:
+    """Return a configuration with device and dtype; for "auto", those of GPUs or, for the lab's model, of a CPU."""
+    device, dtype = config.hardware.device, config.hardware.dtype
+    if device == "auto":
+        device = "cpu" if isinstance(config.model, TinyModel) else "cuda"
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    return replace(config, hardware=replace(config.hardware, device=device, dtype=dtype))
 
 
 def widest(config: RunConfig) -> int:
@@ -145,35 +147,26 @@ def widest(config: RunConfig) -> int:
 
 
 def check_layout(config: RunConfig, layout: Layout) -> None:
-    """Check that the model can be divided and, if the run may use GPUs, that it fits.
+    """Check that the model can be divided and, on GPUs, that it fits.
 
     Raises:
         ConfigError: It cannot be divided or does not fit.
     """
     check_divides(config, layout.model.sizes)
-    problem = _too_large(config, layout) if on_gpus(config) else ""
-    if problem:
-        cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
-        raise ConfigError(problem + cpu)
-
-
-def _too_large(config: RunConfig, layout: Layout) -> str:
-    """Return why the run does not fit on its GPUs, with the settings that make it smaller; empty if it fits."""
     place, trainer = config.placement, layout.trainer.total
     exact = place.engine == "torch"
     memory = (layout.at_limit if exact else layout.expected).total
-    room = USABLE * place.gpu_gb * GB
     shared = layout.sharing * memory
-    if max(memory, trainer, trainer + shared if shared else 0) <= room:
-        return ""
+    if config.hardware.device == "cpu" or max(memory, trainer + shared) <= USABLE * place.gpu_gb * GB:
+        return
     length = "the length limit" if exact else "the mean length"
-    together = f", {_gb(trainer + shared)} on a GPU that both use" if shared else ""
-    return (
-        f"placement: each trainer GPU holds {_gb(trainer)} and each generator GPU {_gb(memory)} "
+    together = f", {gb(trainer + shared)} GB on a GPU that both use" if shared else ""
+    raise ConfigError(
+        f"placement: each trainer GPU holds {gb(trainer)} GB and each generator GPU {gb(memory)} GB "
         f"({layout.slots_of_an_engine} slots at {length}){together}; allowed: {USABLE:.0%} of placement.gpu_gb = "
         f"{place.gpu_gb:g} GB. For trainers, raise trainer_ranks, lower learner.micro_batch_tokens, or set "
         "learner.gradient_checkpointing; for generators, lower rollouts.slots or "
-        "recipe.length, or raise tensor_parallel (docs/cluster.md)"
+        "recipe.length, or raise tensor_parallel (docs/cluster.md); or set hardware.device = 'cpu'"
     )
 
 
@@ -205,33 +198,31 @@ def _divisors(number: int) -> str:
 def lines(config: RunConfig, layout: Layout) -> list[str]:
     """Return the lines that describe the layout."""
     place = config.placement
-    device = config.hardware.device
     out = [size_line(layout.model)]
     if place.scorers:
         out.append(f"scorers: {place.scorers} actors of {config.scoring.processes(1)} cores each")
     ranks = "one trainer process" if place.trainer_ranks == 1 else f"{place.trainer_ranks} trainer ranks (FSDP2)"
     ranks += f", experts on {place.expert_ranks}," if place.expert_ranks > 1 else ""
     processes = f"placement: {ranks} and {_engines(config)}"
-    if not on_gpus(config):
+    if config.hardware.device == "cpu":
         return [*out, f"{processes}, in the memory of this machine"]
     where = "one GPU for both" if layout.sharing and layout.gpus == 1 else f"{layout.gpus} GPUs"
     served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
-    condition = " if the machine has them (hardware.device = auto)" if device == "auto" else ""
-    out.append(f"{processes}: {where}{condition}{served}")
+    out.append(f"{processes}: {where}{served}")
     note = " (Ray may choose other nodes and GPUs)" if place.backend == "ray" else ""
     out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
     t, g = layout.trainer, layout.at_limit
     how = ", recomputed" if recomputes(config) else ""
     out.append(
-        f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
-        f"optimizer {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
-        f"({widest(config):,} tokens{how}), logits {_n(t.logits)}"
-        + (f", reference of the KL term {_n(t.reference)}" if t.reference else "")
+        f"  trainer {gb(t.total)} GB: weights {gb(t.weights)}, masters {gb(t.masters)}, gradients {gb(t.gradients)}, "
+        f"optimizer {gb(t.optimizer)}, gathered layers {gb(t.gathered)}, activations {gb(t.activations)} "
+        f"({widest(config):,} tokens{how}), logits {gb(t.logits)}"
+        + (f", reference of the KL term {gb(t.reference)}" if t.reference else "")
     )
     out.append(
-        f"  generator {_gb(g.total)} at the length limit: weights {_n(g.weights + g.head)}, cache of "
-        f"{layout.slots_of_an_engine} slots {_n(g.cache)}; {_gb(layout.expected.total)} at the mean length"
+        f"  generator {gb(g.total)} GB at the length limit: weights {gb(g.weights + g.head)}, cache of "
+        f"{layout.slots_of_an_engine} slots {gb(g.cache)}; {gb(layout.expected.total)} GB at the mean length"
     )
     if place.engine == "vllm" and g.total > USABLE * place.gpu_gb * GB:
         out.append("  not all slots fit at the length limit; vLLM then preempts sequences and recomputes their cache")
@@ -258,11 +249,3 @@ def _engines(config: RunConfig) -> str:
     split = f" of {place.tensor_parallel} GPUs" if place.tensor_parallel > 1 else ""
     text = f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
     return text + ", and one engine for evaluations" * config.evaluation.overlap
-
-
-def _gb(value: float) -> str:
-    return f"{value / GB:.1f} GB"
-
-
-def _n(value: float) -> str:
-    return f"{value / GB:.1f}"

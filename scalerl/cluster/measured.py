@@ -254,8 +254,8 @@ def lognormal(mean: float, sigma: float, control: LengthControl, count: int = PO
     if not float(cut(shape * np.exp(low), control).mean()) <= mean <= float(cut(shape * np.exp(high), control).mean()):
         most = float(cut(shape * np.exp(high), control).mean())
         raise ConfigError(
-            f"mean length: got {mean:g} tokens; allowed: 1 to {most:,.0f} with this recipe.length. Give --mean-tokens, "
-            "or change rollouts.expected_tokens"
+            f"mean length: got {mean:g} tokens; allowed: 1 to {most:,.0f} with this recipe.length. Change "
+            "rollouts.expected_tokens"
         )
     for _ in range(40):
         middle = (low + high) / 2

@@ -17,7 +17,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes
 from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import GB, USABLE
-from scalerl.rollouts.engine import PASS_BYTES
+from scalerl.rollouts.engine import EVALUATION_CACHE, PASS_BYTES
 
 BF16, FP32 = 2, 4
 """Bytes per entry."""
@@ -134,15 +134,15 @@ CHANNEL_VERSIONS = 4
 """Versions of the weights that a channel through files or shared memory holds."""
 
 
+def trained_params(config: RunConfig, sizes: ModelSizes) -> float:
+    """Return the entries that are trained: of the adapters, or of the model."""
+    return adapter_params(sizes, config.lora) if config.lora else sizes.params
+
+
 def sent_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Return the bytes of a version of the weights as it is sent, w params; of the adapters, if only they are sent."""
-    sent = adapter_params(sizes, config.lora) if config.lora and channel_name(config) == "adapters" else sizes.params
+    sent = trained_params(config, sizes) if channel_name(config) == "adapters" else sizes.params
     return float(weight_bytes(config)) * sent
-
-
-def channel_bytes(config: RunConfig, sizes: ModelSizes) -> float:
-    """Return the bytes of the versions in a channel through files or shared memory."""
-    return CHANNEL_VERSIONS * sent_bytes(config, sizes)
 
 
 def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
@@ -161,13 +161,17 @@ def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
 
 def checkpoint_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Return the bytes of the learner's part of a checkpoint: FP32 weights and both moments of each trained entry."""
-    lora = getattr(config.model, "lora", None)
-    return 3 * FP32 * (sizes.params if lora is None else adapter_params(sizes, lora))
+    return 3 * FP32 * trained_params(config, sizes)
+
+
+def gb(value: float) -> str:
+    """Return bytes as a number of GB (10^9)."""
+    return f"{value / GB:.1f}"
 
 
 def disk_size(count: float) -> str:
     """Return a number of bytes in GB or MB."""
-    return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:,.0f} MB"
+    return f"{gb(count)} GB" if count >= GB else f"{count / 1e6:,.0f} MB"
 
 
 def kept_checkpoints(config: RunConfig) -> int:
@@ -177,20 +181,18 @@ def kept_checkpoints(config: RunConfig) -> int:
     return most if policy.every_minutes else min(most, -(-config.steps // policy.every))
 
 
-def check_disk(config: RunConfig, sizes: ModelSizes | None, place: Path, written: float = 0.0) -> None:
+def check_disk(config: RunConfig, sizes: ModelSizes, place: Path, written: float = 0.0) -> None:
     """Check that the disk of a directory has room for a run.
 
     Args:
         config: Configuration.
-        sizes: The model; None: unknown, which passes.
+        sizes: The model.
         place: An existing directory on that disk.
         written: Bytes that the run has written already.
 
     Raises:
         ConfigError: It has not.
     """
-    if sizes is None:
-        return
     free, needed = shutil.disk_usage(place).free, disk_bytes(config, sizes) - written
     if free < needed:
         raise ConfigError(
@@ -259,6 +261,12 @@ def trainer_memory(
 def cache_bytes_per_token(sizes: ModelSizes, tensor_parallel: int = 1, width: int = BF16) -> float:
     """Return the bytes of the cache of one token on one GPU; latents (MLA) are not split over GPUs."""
     return width * sizes.cache_width / (1 if sizes.expanded_params else tensor_parallel)
+
+
+def evaluation_cache(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
+    """Return the bytes by which an evaluation may enlarge an engine's cache: from one sequence to all of them."""
+    slot = row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
+    return min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences() // config.placement.engines))
 
 
 def generator_memory(

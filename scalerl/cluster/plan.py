@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.cluster.evaluations import count_of
-from scalerl.cluster.layout import check_layout, lay_out, on_gpus, prompt_tokens
+from scalerl.cluster.layout import check_layout, lay_out, prompt_tokens
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import (
     cache_bytes_per_token,
@@ -23,7 +23,7 @@ from scalerl.cluster.memory import (
     weight_bytes,
 )
 from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
-from scalerl.cluster.sizing import Machine, memory_line
+from scalerl.cluster.sizing import Machine, free_of, memory_line
 from scalerl.cluster.speed import (
     GPUS,
     Assumptions,
@@ -42,7 +42,7 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import SAVED_SAMPLES
 from scalerl.models.sizes import ModelSizes, SizedModel
-from scalerl.placement.choices import channel_name, expected_tokens, micro_batch_tokens, recomputes, slots_of
+from scalerl.placement.choices import channel_name, expected_tokens, kept_busy, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, devices
 
 SIGMA = 0.8
@@ -80,8 +80,7 @@ class SpeedInputs:
     generator_step_s: float = 0.0
     """Seconds of a decode step of one engine, full or not; 0: not given."""
     trainer_rate: float = 0.0
-    """Trained tokens/s of all `trainer_rate_ranks` ranks; 0: not given."""
-    trainer_rate_ranks: int = 1
+    """Trained tokens/s of one rank; 0: not given."""
     transfer_s: float | None = None
     """Seconds of one transfer of weights."""
     updates: int = 0
@@ -94,18 +93,12 @@ class SpeedInputs:
     """Sequences of an evaluation; 0: as many as the configuration allows."""
 
 
-def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0) -> Lengths:
-    """Return the lengths that a simulation draws from: fitted to runs, or lognormal with a mean.
-
-    Args:
-        config: Configuration of the run.
-        measured: Measurements of runs; used if no mean is given.
-        mean: Mean length, tokens; 0: that of the runs, or `expected_tokens`.
-    """
+def lengths_of(config: RunConfig, measured: Measured | None) -> Lengths:
+    """Return the lengths that a simulation draws from: fitted to measured runs, or lognormal with the expected mean."""
     control = config.recipe.length
-    if measured is not None and not mean:
-        return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
-    return lognormal(mean or expected_tokens(config), SIGMA, control)
+    if measured is None:
+        return lognormal(expected_tokens(config), SIGMA, control)
+    return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
 
 
 def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]]:
@@ -115,7 +108,7 @@ def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
     if inputs.transfer_s is not None:
         sending, swap, source = inputs.transfer_s, inputs.transfer_s, "as given"
-    elif inputs.measured is not None or not on_gpus(config):
+    elif inputs.measured is not None or config.hardware.device == "cpu":
         sending, swap, source = 0.0, 0.0, "within the updates"
     else:
         nodes = nodes_with_engines(config)
@@ -133,8 +126,7 @@ def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]
 
 def nodes_with_engines(config: RunConfig) -> int:
     """Return the number of nodes that receive weights; servers given by address are told apart by their host."""
-    table = devices(replace(config, hardware=replace(config.hardware, device="cuda")))
-    hosts = [at.host for (kind, _), at in table.items() if kind == "generator"]
+    hosts = [at.host for (kind, _), at in devices(config).items() if kind == "generator"]
     return len({urlsplit(host).hostname or host for host in hosts})
 
 
@@ -155,7 +147,7 @@ def _generation(config: RunConfig, inputs: SpeedInputs) -> tuple[StepSeconds, st
 def _training(config: RunConfig, inputs: SpeedInputs) -> tuple[UpdateSeconds, str]:
     ranks = config.placement.trainer_ranks
     if inputs.trainer_rate:
-        rate = inputs.trainer_rate * ranks / inputs.trainer_rate_ranks
+        rate = inputs.trainer_rate * ranks
         return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} rank{'s' * (ranks > 1)}"
     if inputs.measured is not None:
         rate = inputs.measured.trainer_tokens_per_s * ranks / inputs.measured.ranks
@@ -211,7 +203,7 @@ def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse
     updates = inputs.updates or (LEAST_UPDATES if coarse else automatic)
     figures = simulate_run(config, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
     busy = 2.0 - figures.generator_idle - figures.trainer_idle
-    if busy > 1.0 and config.hardware.device == "cuda" and lay_out(config, inputs.model).sharing:
+    if busy > 1.0 and lay_out(config, inputs.model).sharing:
         rates = ("tokens_per_s", "trained_tokens_per_s", "updates_per_h")  # the work of both takes turns on one GPU
         figures = dataclasses.replace(figures, **{name: getattr(figures, name) / busy for name in rates})
     return run_estimate(config, inputs, figures, evaluation_seconds(config, speeds, lengths, inputs.evaluated))
@@ -228,30 +220,31 @@ def batch_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> tuple[
 def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> RunEstimate:
     """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
 
-    Seconds of an update: 3600 / updates_per_h + waits for evaluations / updates + checkpoint_s / updates between
-    checkpoints.
+    Seconds of an update: 3600 / updates_per_h + checkpoint_s / updates between checkpoints + late_s / updates between
+    evaluations. An evaluation stops training for late_s = eval_s seconds or, on a GPU of its own, for those by which it
+    is longer than the updates until the next one. The one before training or, on its own GPU, the last one is waited
+    for in full.
     """
     # one process only copies its state to the host before training goes on; ranks write it together
     rate = inputs.assumed.host if config.placement.trainer_ranks == 1 else inputs.assumed.disk
-    checkpoint_s = checkpoint_bytes(config, inputs.model.sizes) / rate if on_gpus(config) else 0.0
+    checkpoint_s = checkpoint_bytes(config, inputs.model.sizes) / rate if config.hardware.device == "cuda" else 0.0
     update_s = 3600.0 / figures.updates_per_h
     update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
-    place, layout = config.placement, None if config.hardware.device == "cpu" else lay_out(config, inputs.model)
-    gpus, apart = (layout.gpus, layout.evaluates_apart) if layout else (0, False)
-    hours = (config.steps * update_s + evaluation_waits(config, update_s, eval_s, apart)) / 3600.0
-    device_hours = hours * max(1, gpus)
+    place, layout, every = config.placement, lay_out(config, inputs.model), config.evaluation.every
+    late_s = max(0.0, eval_s - every * update_s) if layout.evaluates_apart else eval_s
+    hours = (config.steps * update_s + config.steps // every * late_s + eval_s) / 3600.0
+    device_hours = hours * max(1, layout.gpus)
     return RunEstimate(
         trainer_ranks=place.trainer_ranks,
         generators=place.engines,
-        gpus=gpus,
+        gpus=layout.gpus,
         slots=slots_of(config),
         figures=figures,
         micro_batch_tokens=micro_batch_tokens(config),
         recomputed=recomputes(config),
         eval_s=eval_s,
         checkpoint_s=checkpoint_s,
-        evaluated_updates_per_h=3600.0
-        / (max(update_s, eval_s / config.evaluation.every) if apart else update_s + eval_s / config.evaluation.every),
+        evaluated_updates_per_h=3600.0 / (update_s + late_s / every),
         hours=hours,
         device_hours=device_hours,
         money=None if config.price is None else device_hours * config.price,
@@ -269,27 +262,11 @@ def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequ
 
     tokens / (engines x n / step(n)) + longest x step(1), with n sequences per engine.
     """
-    sequences, place = sequences or config.evaluated_sequences, config.placement
+    sequences, place = sequences or config.evaluated_sequences(), config.placement
     engines, mean = 1 if config.evaluation.overlap else place.engines, float(lengths.mean())
     n = max(1, min(slots_of(config) // place.engines, math.ceil(sequences / engines)))
     alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
     return sequences * mean / (engines * n / speeds.mean_step(n, mean)) + float(lengths.max()) * alone
-
-
-def evaluation_waits(config: RunConfig, update_s: float, eval_s: float, apart: bool) -> float:
-    """Return the seconds by which the evaluations make a run longer: (1 + n) eval_s, with n = steps / every.
-
-    On a GPU of their own: n max(0, eval_s - every update_s) + eval_s, because only the last one is always waited for.
-
-    Args:
-        config: Configuration of the run.
-        update_s: Seconds of an update.
-        eval_s: Seconds of an evaluation.
-        apart: Whether evaluations have a GPU of their own.
-    """
-    after_start = config.steps // config.evaluation.every
-    late_s = max(0.0, eval_s - config.evaluation.every * update_s) if apart else eval_s
-    return after_start * late_s + eval_s
 
 
 def run_lines(
@@ -311,13 +288,10 @@ def run_lines(
         trains, samples = (memory.total / GB for memory in (layout.trainer, layout.at_limit))
         lines.append(
             f"GPU memory (estimate): trainer {trains:.1f} GB, generator {samples:.1f} GB at the length limit"
-            f"{', on the same GPU' if layout.sharing else ''}; {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB are free "
-            f"({gpu.limit})"
+            f"{', on the same GPU' if layout.sharing else ''}; {free_of(gpu)}"
         )
-    lines.append(disk_line(config, sizes))
-    if gpu is None and config.placement.engine == "vllm":
-        return lines  # the speed of its CPU build is not known
-    return [*lines, duration_line(config, sizes, prompt, evaluated, gpu.limit if gpu is not None else "")]
+    duration = duration_line(config, sizes, machine, prompt, evaluated)
+    return [*lines, disk_line(config, sizes), *([duration] if duration else [])]
 
 
 ROW_BYTES, TEXT_BYTES, RECORD_BYTES = 2_000, 8, 8
@@ -339,20 +313,21 @@ def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
     )
 
 
-def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, evaluated: int = 0, gpu: str = "") -> str:
-    """Return the expected duration of a run in words, with the speeds that it is estimated from.
+def duration_line(
+    config: RunConfig, sizes: ModelSizes, machine: Machine, prompt: float = 0.0, evaluated: int = 0
+) -> str:
+    """Return the expected duration of a run in words, with the speeds that it is estimated from; empty if unknown.
 
-    Args:
-        config: Configuration with its slots and threads.
-        sizes: The model.
-        prompt: Mean tokens of a prompt; 0: assumed.
-        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
-        gpu: Name of the GPU as torch reports it; empty if it is not here.
+    Arguments as for `expected_here`.
     """
-    samples, trains, source = speeds_here(config, sizes, gpu)
-    inputs = run_inputs(sizes, samples, trains, prompt, evaluated)
+    if (found := expected_here(config, sizes, machine, prompt, evaluated)) is None:
+        return ""
+    run, inputs = found
     generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths_of(config, None))
-    run = expected_run(config, inputs)
+    gpu = inputs.assumed.gpu
+    source = f"the data sheet of {gpu.name}"
+    if machine.gpu is None:
+        source = f"a product on this CPU at {gpu.flops / 1e9:,.0f} GFLOP/s"
     return (
         f"duration (estimate): {in_units(3600.0 / run.figures.updates_per_h)} per update (sampling "
         f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * run.hours)} for {config.steps:,} "
@@ -361,30 +336,36 @@ def duration_line(config: RunConfig, sizes: ModelSizes, prompt: float = 0.0, eva
     )
 
 
-def speeds_here(config: RunConfig, sizes: ModelSizes, gpu: str = "") -> tuple[Assumptions, Assumptions, str]:
-    """Return the speeds of sampling and of training on this machine, and in words where they are from."""
-    hardware = config.hardware
-    if hardware.device == "cuda":
-        known = next((one for one in GPUS.values() if one.name in gpu.replace(" ", "")), GPUS["H100"])
-        return Assumptions(known), Assumptions(known), f"the data sheet of {known.name}"
-    samples = this_cpu(chosen(hardware.generator_threads), sizes.layers)
-    trains = this_cpu(chosen(hardware.trainer_threads), sizes.layers)
-    return samples, trains, f"a product on this CPU at {trains.gpu.flops / 1e9:,.0f} GFLOP/s"
+def expected_here(
+    config: RunConfig, sizes: ModelSizes, machine: Machine, prompt: float = 0.0, evaluated: int = 0
+) -> tuple[RunEstimate, SpeedInputs] | None:
+    """Return what is expected of a run on this machine, and the speeds; None with vLLM's CPU build, whose are unknown.
 
-
-def run_inputs(
-    sizes: ModelSizes, samples: Assumptions, trains: Assumptions, prompt: float = 0.0, evaluated: int = 0
-) -> SpeedInputs:
-    """Return what the duration of a run is estimated from; `prompt` and `evaluated` as for `duration_line`."""
-    model = SizedModel(sizes, "")
-    return SpeedInputs(model, trains, updates=ESTIMATED, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
+    Args:
+        config: Configuration with its slots and threads.
+        sizes: The model.
+        machine: Memory of the host, and of each GPU, with its name as torch reports it.
+        prompt: Mean tokens of a prompt; 0: assumed.
+        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
+    """
+    if machine.gpu is not None:
+        name = machine.gpu.limit.replace(" ", "")
+        known = next((one for one in GPUS.values() if one.name in name), GPUS["H100"])
+        samples = trains = Assumptions(known)
+    elif config.placement.engine == "vllm":
+        return None
+    else:
+        threads = config.hardware.generator_threads, config.hardware.trainer_threads
+        samples, trains = (this_cpu(chosen(count), sizes.layers) for count in threads)
+    inputs = SpeedInputs(SizedModel(sizes, ""), trains, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
+    return expected_run(config, inputs), inputs
 
 
 def expected_run(config: RunConfig, inputs: SpeedInputs) -> RunEstimate:
     """Return what the simulation of a few updates expects of a run."""
     # decode steps in lockstep take long to simulate one by one, and change the duration of a run little
     eager = replace(config, rollouts=replace(config.rollouts, schedule="eager"))
-    return simulate(eager, inputs, lengths_of(config, None), coarse=True)
+    return simulate(eager, dataclasses.replace(inputs, updates=ESTIMATED), lengths_of(config, None), coarse=True)
 
 
 def in_units(seconds: float) -> str:
@@ -401,17 +382,6 @@ def in_units(seconds: float) -> str:
 # -------------------------------------------------------------------------------------------------------------- splits
 
 
-def busy_slots(config: RunConfig, lengths: Lengths) -> int:
-    """Return the slots that the schedule can keep busy: (k + 1) x mean / longest x batch.
-
-    At least one batch, and one slot per engine.
-    """
-    recipe = config.recipe
-    share = float(lengths.mean()) / float(lengths.max())
-    fed = int((recipe.off_policy.max_lag + 1) * share * recipe.completions_per_step)
-    return max(fed, recipe.completions_per_step, config.placement.engines)
-
-
 def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, model: SizedModel) -> RunConfig:
     """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
     own = config.placement.gpus_of_a_generator
@@ -424,7 +394,8 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
     mean_prompt, _ = prompt_tokens(config)
     tokens = mean_prompt + float(lengths.mean())
     fit = slots_that_fit(model.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
-    slots = max(generators, min(fit * generators, busy_slots(changed, lengths)))
+    busy = int(kept_busy(config, float(lengths.mean()) / float(lengths.max())))
+    slots = max(generators, min(fit * generators, max(busy, config.recipe.completions_per_step)))
     return replace(changed, rollouts=replace(config.rollouts, slots=slots))
 
 
@@ -534,13 +505,12 @@ def best_split(
         ConfigError: The model fits in no split of these GPUs; the message has the last reason. Or there are too many.
     """
     check_searched(gpus)
-    cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""
     for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, inputs.assumed.node):
         if ranks % config.placement.expert_ranks:
             continue
         try:
-            candidate = with_split(cuda, ranks, generators, lengths, inputs.model)
+            candidate = with_split(config, ranks, generators, lengths, inputs.model)
             fitting.append(with_layout(candidate, inputs, lengths, micro_batches))
         except ConfigError as error:
             reason = str(error)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.limits import TCP_CONNECT_S
-from scalerl.core.machine import gpu_memory
+from scalerl.core.machine import Memory, gpu_memory
 from scalerl.placement.choices import recomputes
 from scalerl.placement.devices import driver_advice, driver_version, gpu_problem
 
@@ -37,28 +37,16 @@ HEAD_ERROR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU that a process sees.
-
-    Example: Gpu("NVIDIA H100 80GB HBM3", free=84.1e9, total=85.0e9)
-    """
-
-    name: str
-    free: float
-    """Bytes that no process uses."""
-    total: float
-
-
-@dataclass(frozen=True, slots=True)
 class HostReport:
     """Software and devices that a process sees.
 
-    Example: HostReport("node-1", {"python": "3.11.9", "torch": "2.13.0"}, gpus=(Gpu(...),), problem="")
+    Example: HostReport("node-1", {"python": "3.11.9"}, gpus=(Memory(85.0e9, 84.1e9, "NVIDIA H100"),))
     """
 
     host: str
     versions: dict[str, str] = field(default_factory=dict)
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[Memory, ...] = ()
+    """Memory of each GPU with its name as the limit."""
     problem: str = ""
     """Why torch can use no GPU; empty if it can."""
     unsupported: tuple[str, ...] = ()
@@ -86,10 +74,8 @@ class Probe:
         """
         import torch
 
-        problem, cuda = gpu_problem(), torch.cuda
-        gpus = () if problem else range(cuda.device_count())
-        memories = [gpu_memory(n) for n in gpus]
-        seen = tuple(Gpu(one.limit, one.free, one.total) for one in memories)
+        problem = gpu_problem()
+        seen = () if problem else tuple(map(gpu_memory, range(torch.cuda.device_count())))
         installed = {package.name.lower(): package.version for package in importlib.metadata.distributions()}
         known, advice = versions_here(installed), ""
         if "driver" in known and not problem:  # otherwise the problem has the advice

@@ -198,8 +198,8 @@ def _learner(config: RunConfig, sized: SizedModel, mesh: Any, answers: Answers) 
     from scalerl.models.policy import Policy
     from scalerl.placement.choices import micro_batch_tokens, policy_spec, recomputes
 
-    dtype = "bfloat16" if config.hardware.dtype == "auto" else config.hardware.dtype
-    config = replace(config, hardware=replace(config.hardware, dtype=dtype, trainer_helpers=0))
+    dtype = config.hardware.dtype
+    config = replace(config, hardware=replace(config.hardware, trainer_helpers=0))
     # fake tensors cannot be compiled; compiled layers keep less
     config = replace(config, learner=replace(config.learner, compile=False))
     alone = config.placement.trainer_ranks == 1

@@ -19,6 +19,8 @@ from scalerl.cluster.memory import (
     HostMemory,
     cache_bytes_per_token,
     checkpoint_bytes,
+    evaluation_cache,
+    gb,
     generator_memory,
     pass_memory,
     weight_bytes,
@@ -41,7 +43,6 @@ from scalerl.placement.choices import (
     trains_in_loop,
 )
 from scalerl.placement.devices import GB, USABLE, devices, shares_gpus
-from scalerl.rollouts.engine import EVALUATION_CACHE
 from scalerl.rollouts.shared_memory import channel_versions
 
 SHARE = 0.5
@@ -142,7 +143,8 @@ def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memo
     return HostMemory(
         trainer=trainer,
         generators=(engines + beside) * (weights + pass_memory(sizes, row_tokens, width)) if on_cpu else 0.0,
-        cache=slots_of(config) * _slot_bytes(config, sizes, row_tokens) + _spare(config, sizes, row_tokens),
+        cache=slots_of(config) * _slot_bytes(config, sizes, row_tokens)
+        + engines * evaluation_cache(config, sizes, row_tokens),
         channel=(versions + beside) * weights,
         processes=(2 + several) * PROCESS + (1 + beside) * _workers(config) * WORKER,
     )
@@ -155,7 +157,7 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         ConfigError: See `sized`.
     """
     host = machine.host
-    given, group = _given(config), config.recipe.generations_per_prompt
+    given = None if config.rollouts.slots == "auto" else config.rollouts.slots
     most = host.free if given else USABLE * host.free
     target = min(SHARE * host.total, most)
     slot = _slot_bytes(config, sizes, row_tokens)
@@ -165,27 +167,26 @@ def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Mac
         least = host_needs(with_slots(candidate, candidate.placement.engines), sizes, row_tokens, host).total
         return candidate.placement.engines + math.floor((limit - least) / slot) if limit < math.inf else 1 << 20
 
-    wanted, candidates = given or slots_of(config), list(_candidates(config, row_tokens))
+    wanted, candidates = slots_of(config), list(_candidates(config, row_tokens))
+    group, engines = config.recipe.generations_per_prompt, config.placement.engines
     enough = max(ENOUGH, group)
-    for candidate, least in [(one, least) for least in (enough, group) for one in candidates]:
-        slots = room(candidate, target)
+    tried = [(one, target, least, wanted) for least in (enough, group) for one in candidates]
+    # beyond the target: what the slots of a user take, or no more than enough
+    tried += [(one, most, engines, min(wanted, enough)) for one in (candidates if given else candidates[-1:])]
+    for candidate, limit, least, cap in tried:
+        slots = room(candidate, limit)
         if slots >= (given or min(wanted, least)):
-            return with_slots(candidate, wanted if slots >= wanted else _rounded(slots))
-    for candidate in candidates if given else candidates[-1:]:  # with slots that a user set, only what it takes
-        slots = room(candidate, most)
-        if slots >= (given or candidate.placement.engines):
-            return with_slots(candidate, given or min(wanted, enough, _rounded(slots)))
+            return with_slots(candidate, given or (cap if slots >= cap else _rounded(slots)))
     raise ConfigError(_too_large(candidates[-1], sizes, row_tokens, machine, most, slots))
 
 
 def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, most: float, slots: int) -> str:
     """Return why a run does not fit into the memory of the host, and which settings would help."""
-    host, given = machine.host, _given(config)
-    needs = host_needs(with_slots(config, given or config.placement.engines), sizes, row_tokens, host)
-    free = f"{gb(host.free)} of {gb(host.total)} GB are free ({host.limit})"
-    count = given or config.placement.engines
+    host, given = machine.host, config.rollouts.slots != "auto"
+    count = slots_of(config) if given else config.placement.engines
+    needs = host_needs(with_slots(config, count), sizes, row_tokens, host)
     text = (
-        f"memory: the run needs up to {gb(needs.total)} GB ({parts(needs, count, row_tokens)}), and {free}"
+        f"memory: the run needs up to {gb(needs.total)} GB ({parts(needs, count, row_tokens)}), and {free_of(host)}"
         f"{'' if given else f', of which {USABLE:.0%} may be used'}"
     )
     if slots >= config.placement.engines:
@@ -255,7 +256,8 @@ def _gpu_room(config: RunConfig, sizes: ModelSizes, row_tokens: int, room: float
     """Return the slots of one engine in some memory of a GPU."""
     head, width = config.recipe.fp32_head, weight_bytes(config)
     weights = generator_memory(sizes, 0, 1, head, width).total + pass_memory(sizes, row_tokens, width)
-    return (room - weights - _spare(config, sizes, row_tokens)) / _slot_bytes(config, sizes, row_tokens)
+    spare = evaluation_cache(config, sizes, row_tokens)
+    return (room - weights - spare) / _slot_bytes(config, sizes, row_tokens)
 
 
 def cache_rows(config: RunConfig, row: float, working: float) -> int:
@@ -275,11 +277,6 @@ def cache_rows(config: RunConfig, row: float, working: float) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------------- shared
-
-
-def _given(config: RunConfig) -> int | None:
-    """Return the slots that a user has set."""
-    return None if config.rollouts.slots == "auto" else config.rollouts.slots
 
 
 def with_slots(config: RunConfig, slots: int) -> RunConfig:
@@ -303,13 +300,6 @@ def _slot_bytes(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
     return caches * row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
 
 
-def _spare(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
-    """Return the bytes by which an evaluation may enlarge the cache: at least one sequence, at most all of them."""
-    slot = row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
-    engines = config.placement.engines
-    return engines * min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences // engines))
-
-
 def _workers(config: RunConfig) -> int:
     """Return the processes that score completions."""
     texts = any(isinstance(task, TextTask) for task in config.data)
@@ -319,9 +309,9 @@ def _workers(config: RunConfig) -> int:
 # --------------------------------------------------------------------------------------------------------------- lines
 
 
-def gb(value: float) -> str:
-    """Return bytes as a number of GB (10^9)."""
-    return f"{value / GB:.1f}"
+def free_of(memory: Memory) -> str:
+    """Return in words what is free of some memory."""
+    return f"{gb(memory.free)} of {gb(memory.total)} GB are free ({memory.limit})"
 
 
 def parts(needs: HostMemory, slots: int, row_tokens: int) -> str:
@@ -342,7 +332,7 @@ def memory_line(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: 
     needs = host_needs(config, sizes, row_tokens, host)
     text = f"host memory (estimate): at most {gb(needs.total)} GB: {parts(needs, slots_of(config), row_tokens)}"
     known = host.total < math.inf and not machine.elsewhere
-    return f"{text}; {gb(host.free)} of {gb(host.total)} GB are free ({host.limit})" if known else text
+    return f"{text}; {free_of(host)}" if known else text
 
 
 def cure(slots: int, engines: int) -> str:
@@ -375,7 +365,4 @@ def room_note(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Ma
     least = host_needs(with_slots(config, config.placement.engines), sizes, row_tokens, host).total
     slots = config.placement.engines + math.floor((host.free - least) / _slot_bytes(config, sizes, row_tokens))
     fewer = f", or resume with --rollouts.slots {_rounded(slots)}" if slots >= config.placement.engines else ""
-    return (
-        f"memory: the run may need {gb(needs)} GB, and {gb(host.free)} of {gb(host.total)} GB are free ({host.limit}); "
-        f"free memory{fewer}"
-    )
+    return f"memory: the run may need {gb(needs)} GB, and {free_of(host)}; free memory{fewer}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -312,9 +313,9 @@ class RunConfig(Part):
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         check_tasks(self.data)
-        if self.evaluated_sequences > MOST_SEQUENCES:
+        if self.evaluated_sequences() > MOST_SEQUENCES:
             raise ValueError(
-                f"evaluation: got {self.evaluated_sequences:,} sequences (held-out prompts x samples of all tasks); "
+                f"evaluation: got {self.evaluated_sequences():,} sequences (held-out prompts x samples of all tasks); "
                 f"allowed: at most {MOST_SEQUENCES:,}"
             )
         kinds = [task.kind for task in self.data if isinstance(task, TextTask)]
@@ -380,10 +381,13 @@ class RunConfig(Part):
         """Names of the tasks with a forecast: all except evaluation suites."""
         return [task.curve for task in self.data if not is_suite(task)]
 
-    @property
-    def evaluated_sequences(self) -> int:
-        """Sequences per evaluation, all tasks together."""
-        return sum(self.evaluation.held_out_of(task) * self.evaluation.samples_of(task) for task in self.data)
+    def evaluated_sequences(self, held_out: Mapping[str, int] | None = None) -> int:
+        """Return the sequences of an evaluation, all tasks together.
+
+        `held_out`: prompts of tasks whose prompts are known; else as many as the configuration allows.
+        """
+        known, checks = held_out or {}, self.evaluation
+        return sum(known.get(one.curve, checks.held_out_of(one)) * checks.samples_of(one) for one in self.data)
 
     def merged_because(self, unable: str = "") -> str:
         """Return why vLLM servers get merged weights although adapters are trained; empty: they get the adapters.

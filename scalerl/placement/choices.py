@@ -146,7 +146,7 @@ def generation_of(config: RunConfig) -> Generation:
         lag_ticks=math.ceil(1.5 * config.recipe.completions_per_step * expected / slots) if lags else 0,
         lag_follows=lags and config.rollouts.expected_tokens == "auto",  # lengths are not known before the run
         ahead=config.rollouts.ahead,
-        evaluated_sequences=config.evaluated_sequences,
+        evaluated_sequences=config.evaluated_sequences(),
         seed=config.seed,
     )
 
@@ -160,22 +160,23 @@ def slots_of(config: RunConfig) -> int:
     """
     if config.rollouts.slots != "auto":
         return config.rollouts.slots
-    recipe = config.recipe
-    batch, mean_share = recipe.completions_per_step, expected_tokens(config) / recipe.length.max_tokens
-    busy = int(batch * (recipe.off_policy.max_lag + 1) * mean_share)
-    return max(batch, config.placement.engines, min(FULL_SLOTS, busy))
+    batch, share = config.recipe.completions_per_step, expected_tokens(config) / config.recipe.length.max_tokens
+    return max(batch, config.placement.engines, min(FULL_SLOTS, int(kept_busy(config, share))))
+
+
+def kept_busy(config: RunConfig, mean_share: float) -> float:
+    """Slots that the schedule keeps busy while the longest sequence is generated: k + 1 batches are in flight.
+
+    `mean_share`: mean length of completions divided by the longest one.
+    """
+    return (config.recipe.off_policy.max_lag + 1) * mean_share * config.recipe.completions_per_step
 
 
 def expected_occupancy(config: RunConfig) -> float:
-    """Approximate share of the slots that the schedule can keep busy (docs/recipe.md).
-
-    If updates wait for the longest sequence, k + 1 batches are in flight while it is generated.
-    """
-    off_policy, batch = config.recipe.off_policy, config.recipe.completions_per_step
-    if not off_policy.waits:
+    """Approximate share of the slots that the schedule can keep busy (docs/recipe.md)."""
+    if not config.recipe.off_policy.waits:
         return 1.0
-    mean_share = expected_tokens(config) / config.recipe.length.max_tokens
-    return min(1.0, (off_policy.max_lag + 1) * mean_share * batch / slots_of(config))
+    return min(1.0, kept_busy(config, expected_tokens(config) / config.recipe.length.max_tokens) / slots_of(config))
 
 
 class Pool(NamedTuple):
@@ -186,15 +187,6 @@ class Pool(NamedTuple):
 
     training: Mapping[str, int]
     held_out: Mapping[str, int]
-
-
-def evaluated_sequences(config: RunConfig, pool: Pool) -> int:
-    """Return the sequences of an evaluation."""
-    evaluation = config.evaluation
-    return sum(
-        pool.held_out.get(task.curve, evaluation.held_out_of(task)) * evaluation.samples_of(task)
-        for task in config.data
-    )
 
 
 def source_line(given: RunConfig, config: RunConfig, saved: bool = False, longest_prompt: int = 0) -> str:
@@ -242,9 +234,6 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
     lag = f"{g.lag_ticks} decode steps" + (" (initially)" if g.lag_follows else "")
     used = f"; weights are used {lag} after their batch is complete" if g.lag_ticks else ""
     generators = f", on {config.placement.engines} generators" if config.placement.engines > 1 else ""
-    known = config.learner.micro_batch_tokens != "auto" or config.hardware.device != "auto"
-    on_cpu = "" if known else f" (on CPU {CPU_MICRO_BATCH:,})"
-    ranks = f", on {config.placement.trainer_ranks} ranks" if config.placement.trainer_ranks > 1 else ""
     beside = ", beside training" if checks.overlap else ""
     return [
         f"{recipe.name}: {config.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
@@ -252,7 +241,6 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
         f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {g.slots} "
         f"sequences decoded together{generators}, expected occupancy {expected_occupancy(config):.0%} at a mean "
         f"length of {g.expected_tokens} tokens{used}",
-        f"training: at most {micro_batch_tokens(config):,} tokens per micro-batch{on_cpu}{ranks}",
         f"evaluation every {checks.every} steps{beside}: {sets} x {checks.samples} samples",
         config.checkpoint.policy(checks.every),
         *_draws_lines(config, pool.training),

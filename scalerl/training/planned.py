@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from scalerl.cluster.layout import prompt_tokens
 from scalerl.cluster.memory import BF16, FP32
-from scalerl.cluster.plan import expected_run, in_units, run_inputs
+from scalerl.cluster.plan import SpeedInputs, expected_run, in_units
 from scalerl.cluster.speed import CALLS_S, CPU_BYTES_PER_S, CPU_SHARE, Assumptions, Gpu
 from scalerl.config.data import GeneratedTask, PromptFile, is_suite
 from scalerl.config.overrides import fields_given, preset_of, read_config
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.models.sizes import ModelSizes, sizes_of
-from scalerl.placement.choices import Pool, evaluated_sequences
+from scalerl.models.sizes import ModelSizes, SizedModel, sizes_of
+from scalerl.placement.choices import Pool
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.layouts import read_rows
 
@@ -127,7 +127,8 @@ def real_command(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]
 def laptop_seconds(config: RunConfig, sizes: ModelSizes, pool: Pool, prompt: float) -> float:
     """Return the expected duration of a run on a laptop in seconds, with prompts of `prompt` tokens in the mean."""
     speed = Assumptions(LAPTOP_SPEED, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * sizes.layers)
-    inputs = run_inputs(sizes, speed, speed, prompt, evaluated_sequences(config, pool))
+    evaluated = config.evaluated_sequences(pool.held_out)
+    inputs = SpeedInputs(SizedModel(sizes, ""), speed, prompt_tokens=prompt, evaluated=evaluated)
     return 3600.0 * expected_run(config, inputs).hours
 
 

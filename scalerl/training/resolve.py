@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from scalerl.cluster.connect import check_resources, connect, hosts_of, shared_memory
-from scalerl.cluster.layout import check_layout, lay_out
+from scalerl.cluster.layout import check_layout, lay_out, planned
 from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import Machine, longest_row, memory_here, room_note, sized
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
@@ -35,7 +35,6 @@ from scalerl.placement.choices import (
     channel_choice,
     channel_name,
     derived_sizes,
-    evaluated_sequences,
     source_line,
 )
 from scalerl.placement.devices import (
@@ -158,7 +157,8 @@ def resolve(inputs: Inputs) -> Resolved:
         notes.append(note)
     if config.placement.backend == "local":
         mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(config)
-        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated_sequences(config, pool))
+        evaluated = config.evaluated_sequences(pool.held_out)
+        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated)
     sources = source_line(given, config, saved, longest)
     return Resolved(config, rule, longest, environments, agents, pool, sources, tuple(notes))
 
@@ -181,9 +181,9 @@ def planned_inputs(config: RunConfig) -> Inputs:
 
 
 def resolved_here(config: RunConfig) -> RunConfig:
-    """Return a configuration with the device of this machine, unless it is planned for other machines."""
+    """Return a configuration with the hardware of this machine, or planned for other machines."""
     if config.placement.backend != "local" or config.hardware.device == "cuda":
-        return config
+        return planned(config)
     return replace(config, hardware=resolve_hardware(config.hardware))
 
 
@@ -202,8 +202,8 @@ def check_gpus(config: RunConfig, model: SizedModel, machine: Machine, given: bo
     if machine.gpu is None or machine.elsewhere or config.placement.engine != "torch":
         return
     usable = machine.gpu.total / GB / (USABLE if given else 1.0)
-    planned = replace(config, placement=replace(config.placement, gpu_gb=usable))
-    check_layout(planned, lay_out(planned, model))
+    config = replace(config, placement=replace(config.placement, gpu_gb=usable))
+    check_layout(config, lay_out(config, model))
 
 
 def place_processes(config: RunConfig) -> Placed:

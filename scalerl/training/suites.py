@@ -18,8 +18,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from scalerl.cluster.memory import pass_memory
-from scalerl.cluster.sizing import cache_rows, gb
+from scalerl.cluster.memory import gb, pass_memory
+from scalerl.cluster.sizing import cache_rows
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import chosen, replace
 from scalerl.config.data import TaskData

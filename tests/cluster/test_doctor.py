@@ -19,9 +19,10 @@ from tiny_models import ARCHITECTURES, tiny_model
 from scalerl.cluster import doctor, probe
 from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
 from scalerl.cluster.memory import disk_bytes
-from scalerl.cluster.probe import Gpu, HostReport, Probe, unsupported
+from scalerl.cluster.probe import HostReport, Probe, unsupported
 from scalerl.config import Hardware, HuggingFaceModel, RunConfig, read_config
 from scalerl.core.errors import ConfigError
+from scalerl.core.machine import Memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
 from scalerl.models.miniature import VOCABULARY, miniature
@@ -32,7 +33,7 @@ from scalerl.rollouts.vllm.checks import installed_cuda, server_problems
 from scalerl.training import resolve as resolve_module
 from scalerl.training.resolve import place_processes, resolve_hardware
 
-CARD = Gpu("NVIDIA H100 80GB HBM3", 84e9, 85e9)
+CARD = Memory(85e9, 84e9, "NVIDIA H100 80GB HBM3")
 
 
 def site_of(*words, gpus=(), seen=()):
@@ -99,11 +100,11 @@ def test_too_few_gpus_fail_and_the_existing_ones_are_checked():
          "2 GPUs in 2 processes: NVIDIA H100 80GB HBM3"),
         ([HostReport("a", problem="The NVIDIA driver on your system is too old (found version 11040)")], FAILS,
          "a: torch can use no GPU: The NVIDIA driver on your system is too old"),
-        ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Gpu("X", 20e9, 85e9),))], FAILS,
+        ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Memory(85e9, 20e9, "X"),))], FAILS,
          "b: X: 20.0 of 85.0 GB are free; end the programs on it"),
-        ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Gpu("NVIDIA A100", 84e9, 85e9),))], SLOW,
+        ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Memory(85e9, 84e9, "NVIDIA A100"),))], SLOW,
          "use one model of GPU"),
-        ([HostReport("a", gpus=(Gpu("L4", 24e9, 24e9),))], FAILS, "a: L4 has 24 GB; set placement.gpu_gb = 24"),
+        ([HostReport("a", gpus=(Memory(24e9, 24e9, "L4"),))], FAILS, "a: L4 has 24 GB; set placement.gpu_gb = 24"),
     ],
     ids=["two equal", "old driver", "used by others", "different", "small"],
 )  # fmt: skip
@@ -200,9 +201,9 @@ def test_a_model_too_large_for_the_disk_and_the_memory(tmp_path, monkeypatch):
     """Qwen3-8B: 8.19e9 parameters, 12 bytes each in a checkpoint; no machine of the tests has 16 TB for 170 of them."""
     monkeypatch.chdir(tmp_path)
     words = ["--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--task", "math", "--steps", "20000"]
-    verdict, text = doctor.room(site_of(*words, "--checkpoint.keep", "199"))
-    assert verdict == FAILS and "200 checkpoints" in text and "--run-dir" in text
-    assert float(re.search(r"need ([\d.]+) GB", text)[1]) == pytest.approx(200 * 12 * 8.19, rel=0.01)
+    with pytest.raises(ConfigError, match=r"200 checkpoints.*--run-dir") as error:
+        doctor.room(site_of(*words, "--checkpoint.keep", "199"))
+    assert float(re.search(r"need ([\d.]+) GB", str(error.value))[1]) == pytest.approx(200 * 12 * 8.19, rel=0.01)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 50, 0, 1 << 50))
     verdict, text = doctor.room(site_of(*words))
     assert verdict == FAILS and "four versions of the weights need 131" in text

@@ -18,7 +18,6 @@ from scalerl.cluster.plan import (
     SpeedInputs,
     batch_seconds,
     best_split,
-    evaluation_waits,
     lengths_of,
     run_estimate,
     simulate,
@@ -239,17 +238,23 @@ def test_a_plan_counts_the_time_of_checkpoints():
 
 
 @pytest.mark.parametrize(
-    ("every", "apart", "seconds"),
+    ("every", "late"),
     [
-        (100, False, 11 * 300.0),  # the evaluation before training and ten of 1,000 steps, each waited for
-        (100, True, 300.0),  # 100 updates of 10 s are longer than an evaluation: only the last one is waited for
-        (20, True, 50 * (300.0 - 200.0) + 300.0),
-        (30, True, 300.0),
+        (100, 0.0),  # 100 updates of 10 s are longer than an evaluation: only the last one is waited for
+        (20, 100.0),
+        (30, 0.0),
     ],
 )
-def test_evaluations_on_a_gpu_of_their_own_cost_what_is_late_and_the_last_one(every, apart, seconds):
-    config = replace(LAB, steps=1_000, evaluation=replace(LAB.evaluation, every=every))
-    assert evaluation_waits(config, 10.0, 300.0, apart) == pytest.approx(seconds)
+def test_evaluations_on_a_gpu_of_their_own_cost_what_is_late_and_the_last_one(every, late):
+    place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
+    config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, steps=1_000)
+    config = replace(config, evaluation=replace(config.evaluation, every=every, overlap=True))
+    figures = dataclasses.replace(simulate_run(LAB, Speeds(), np.array([4, 8]), 2), updates_per_h=360.0)
+    # a checkpoint of 0.36 s after 50 updates
+    found = run_estimate(config, SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"])), figures, eval_s=300.0)
+    update_s = 10 + found.checkpoint_s / 50
+    assert found.hours == pytest.approx((1000 * update_s + 1000 // every * late + 300) / 3600, rel=1e-3)
+    assert found.evaluated_updates_per_h == pytest.approx(3600 / (update_s + late / every), rel=1e-3)
 
 
 def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
@@ -379,6 +384,16 @@ def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, no
     for verb in (["train", "--dry-run"], ["plan"]):
         code, _, error = call(capsys, *verb, *words)
         assert code == 2 and "on a GPU that both use" in error and "docs/cluster.md" in error
+
+
+@pytest.mark.usefixtures("prompt_file")
+def test_a_plan_chooses_the_slots_that_fit_as_the_run_would(capsys, no_prospect):
+    """256 slots of the schedule need 99 GB next to a trainer of 44 GB; 64 have room on 80 GB."""
+    words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--device", "cuda"]
+    code, out, _ = call(capsys, "plan", *words, "--updates", "2")
+    assert code == 0 and "chosen: 64 slots" in out and "of 64 slots; idle" in out
+    code, out, _ = call(capsys, "train", "--dry-run", *words, "--placement.gpus", "1")
+    assert code == 0 and "chosen: 64 slots" in out
 
 
 VLLM = ["--placement.engine", "vllm"]

@@ -103,9 +103,8 @@ WORDS = [
     options("runs of a study that is not there", "study", "loo", "--dry-run", "--reuse", "nowhere", expect="nowhere"),
     options("1e9 GPUs", "plan", "--gpus", "1000000000", "--preset", "scalerl", "--model", "m", expect=""),
     options("a GPU that nobody has", "plan", "--gpu", "H900", expect="H100"),
-    *(options(f"plan --{name} {value}", "plan", f"--{name}={value}", "--generator-tokens-per-s", "9",
-              "--trainer-tokens-per-s", "9", expect=f"--{name}")
-      for name in ("mean-tokens", "transfer-s", "training-share", "decode-share")
+    *(options(f"plan --transfer-s {value}", "plan", f"--transfer-s={value}", "--generator-tokens-per-s", "9",
+              "--trainer-tokens-per-s", "9", expect="--transfer-s")
       for value in ("nan", "-1")),
     options("eval without a suite", "eval", "model", expect="--suite"),
     options("eval at temperature nan", "eval", "m", "--suite", "aime-24", "--temperature", "nan", expect="temperature"),
