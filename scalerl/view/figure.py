@@ -1,6 +1,6 @@
 """A figure as one record: series of points, lines and bands on two axes. Pages and files draw the same record.
 
-`to_plotly` returns it as plotly JSON for a page; `drawing.draw` draws it with matplotlib. A color is a name of the
+`to_plotly` returns it as plotly JSON for a page; `drawing.draw_figure` draws it with matplotlib. A color is a name of the
 palette such as "@s0", or "@s0/0.2" with an opacity; text is plain. plotly is not imported.
 
 Axes in names: N points of a series.
@@ -74,7 +74,7 @@ class Points(Series):
     size: float = 6.0
     """Pixels on a page."""
     symbol: str | Sequence[str] = "circle"
-    """One of `drawing.SYMBOLS`, or one for each point."""
+    """One of `drawing.MATPLOTLIB_SYMBOLS`, or one for each point."""
     errors: Errors | None = None
     texts: Sequence[str] = ()
     """What each point shows when it is pointed at, in place of `hover`."""
