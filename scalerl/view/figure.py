@@ -1,7 +1,7 @@
 """A figure as one record: series of points, lines and bands on two axes. Pages and files draw the same record.
 
-`to_plotly` returns it as plotly JSON for a page; `drawing.draw_figure` draws it with matplotlib. A color is a name of the
-palette such as "@s0", or "@s0/0.2" with an opacity; text is plain. plotly is not imported.
+`to_plotly` returns it as plotly JSON for a page; `drawing.draw_figure` draws it with matplotlib. A color is a name of
+the palette such as "@s0", or "@s0/0.2" with an opacity; text is plain. plotly is not imported.
 
 Axes in names: N points of a series.
 """
