@@ -21,6 +21,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.choices import derived_sizes, slots_of, source_line
+from scalerl.training.planned import pool_of
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
 that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are
@@ -52,13 +53,20 @@ def run_new(words: list[str]) -> int:
     config = read_config(None, ["--preset", preset, *defaults, *fields])
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
-    given = config
+    given, pool = config, pool_of(config)
     with Working("simulating"):
         if "--evaluation.every" not in " ".join(fields):
-            config = replace(config, evaluation=replace(config.evaluation, every=chosen_interval(config)))
-        config, about = _on_gpus(config, gpus, "--checkpoint.every" in " ".join(fields)) if gpus else (config, [])
+            config = replace(
+                config, evaluation=replace(config.evaluation, every=chosen_interval(config, pool.held_out))
+            )
+        config, about = (
+            _on_gpus(config, gpus, config.evaluated_sequences(pool.held_out), "--checkpoint.every" in " ".join(fields))
+            if gpus
+            else (config, [])
+        )
     table = {"preset": "scalerl", **changed_values(config)}
-    notes = [*derived_sizes(config), source_line(given, config), *about, curve_line(config), *_packages(config)]
+    notes = [*derived_sizes(config, pool), source_line(given, config), *about, curve_line(config, pool.held_out)]
+    notes += _packages(config)
     print_lines(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
 
@@ -81,14 +89,18 @@ def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, floa
     return max(1, most // evaluated) * evaluated, None if most >= evaluated else CHECKPOINT_MINUTES
 
 
-def _on_gpus(config: RunConfig, gpus: int, fixed_interval: bool = False) -> tuple[RunConfig, list[str]]:
+def _on_gpus(config: RunConfig, gpus: int, evaluated: int, fixed_interval: bool = False) -> tuple[RunConfig, list[str]]:
     """Return the configuration with vLLM on these GPUs, and lines on memory and speed.
 
-    `fixed_interval` keeps the interval of checkpoints; otherwise the planned speed gives it.
+    Args:
+        config: Configuration without a placement.
+        gpus: Number of GPUs.
+        evaluated: Sequences of an evaluation.
+        fixed_interval: Whether the interval of checkpoints is kept; otherwise the planned speed gives it.
     """
     check_searched(gpus)
     speeds, lengths, many = (
-        SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"])),
+        SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]), evaluated=evaluated),
         lengths_of(config, None),
         gpus > 2,
     )

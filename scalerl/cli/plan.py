@@ -39,6 +39,7 @@ from scalerl.scaling import CurveError, fit
 from scalerl.scaling.estimate import as_json
 from scalerl.scaling.price import NextGain, next_gain
 from scalerl.scaling.units import compute_text, money_text
+from scalerl.training.planned import pool_of
 from scalerl.view.outlook import read_sources
 
 DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
@@ -107,10 +108,10 @@ def run_plan(words: list[str]) -> int:
     _, notes = speeds_of(config, speeds)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
     notes += [f"assumed: {speeds.assumed.line}"] if assumed else []
-    gains = next_gains(options.runs, config.price)
+    gains, held_out = next_gains(options.runs, config.price), pool_of(config).held_out
     if options.json:
         values = {**_as_json(config, speeds, lengths, outcomes, notes), "next_gains": gains}
-        curve = curve_prospect(config)
+        curve = curve_prospect(config, held_out)
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
@@ -118,7 +119,7 @@ def run_plan(words: list[str]) -> int:
         *about,
         *plan_lines(lengths, outcomes, notes, config, options.gpus),
         cost_line(outcomes[0], config.steps),
-        curve_line(config),
+        curve_line(config, held_out),
         *(f"next gain of {name}: {gain}" for name, gain in gains.items()),
     )
     return 0
@@ -193,6 +194,7 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> SpeedInputs:
         trainer_rate=(options.trainer_tokens_per_s or 0.0) / config.placement.trainer_ranks,
         transfer_s=options.transfer_s,
         updates=options.updates or 0,
+        evaluated=config.evaluated_sequences(pool_of(config).held_out),
     )
     is_known = speeds.measured is not None or (speeds.generator_step_s and speeds.trainer_rate)
     if not is_known and config.hardware.device == "cpu":

@@ -62,18 +62,18 @@ def curve_line(config: RunConfig, held_out: Mapping[str, int] | None = None) -> 
     return prospect_line(evaluations_of(config, held_out), share_of(config, 1, held_out))
 
 
-def curve_prospect(config: RunConfig) -> Prospect | None:
-    """Return what the curve of a planned run will tell; None with too few evaluations."""
+def curve_prospect(config: RunConfig, held_out: Mapping[str, int] | None = None) -> Prospect | None:
+    """Return what the curve of a planned run will tell; None with too few evaluations. Arguments: see `curve_line`."""
     if (count := count_of(config)) < MIN_POINTS:
         return None
-    return replace(usual_prospect(evaluations_of(config)), share=share_of(config, count))
+    return replace(usual_prospect(evaluations_of(config, held_out)), share=share_of(config, count, held_out))
 
 
-def chosen_interval(config: RunConfig) -> int:
+def chosen_interval(config: RunConfig, held_out: Mapping[str, int]) -> int:
     """Return the largest interval of evaluations that identifies the ceiling; the present one if it costs too much."""
     every = config.evaluation.every
-    design = enough_evaluations(evaluations_of(config)) if count_of(config) >= MIN_POINTS else None
+    design = enough_evaluations(evaluations_of(config, held_out)) if count_of(config) >= MIN_POINTS else None
     count = count_of(config) if design is None else design.evaluations.count
-    if count - 1 > config.steps or count == count_of(config) or share_of(config, count) > MOST_SHARE:
+    if count - 1 > config.steps or count == count_of(config) or share_of(config, count, held_out) > MOST_SHARE:
         return every
     return config.steps // (count - 1)

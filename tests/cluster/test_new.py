@@ -127,3 +127,14 @@ def test_every_command_of_the_page_exists():
     assert verbs == {"new", "doctor", "plan", "train"} and verbs <= set(COMMANDS)
     assert (ROOT / "examples/slurm.sh").exists()
     assert [words[0] for words in lines if words[0] != "scalerl"] == ["sbatch", "ray"]
+
+
+def test_the_prompts_of_a_file_that_is_here_decide_how_often_is_evaluated(capsys, tmp_path):
+    """A fifth of 180 is held out: 36 prompts, of which 101 evaluations tell what 51 of 200 prompts do."""
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(180)))
+    words = ["new", "--model", "Qwen/Qwen3-8B", "--gpus", "8", "--data"]
+    here, elsewhere = (call(capsys, *words, path)[1] for path in (file, "/elsewhere/p.jsonl"))
+    assert "# curve: 101 evaluations of 36 prompts" in here and "# curve: 51 evaluations of 200 prompts" in elsewhere
+    assert tomllib.loads(here)["evaluation"]["every"] == 10 and tomllib.loads(elsewhere)["evaluation"]["every"] == 20
+    assert "each of 144 training prompts is drawn 333.3 times. Caution" in here
