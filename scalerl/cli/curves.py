@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from scalerl.cli.options import (
     Parser,
+    add_at,
     add_curve_options,
     add_decision_options,
     add_price,
@@ -168,8 +169,7 @@ def run_compare(words: list[str]) -> int:
     parser = curve_parser("compare", "Compare two recipes, by one or several runs each.")
     add_versus(parser, required=True)
     parser.add_argument("--level", type=number, help="level of the metric at which the compute needed is compared")
-    about = "compute at which the lead is forecast: a multiple of what both have reached, 4x, or a number; default: 2x"
-    parser.add_argument("--at", metavar="C", help=about)
+    add_at(parser)
     add_price(parser)
     options = parser.parse_args(words)
     sources = sources_of([*options.paths, *options.versus], options)

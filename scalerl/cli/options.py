@@ -259,6 +259,12 @@ def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument("--versus", nargs="+", type=input_path, metavar="RUN_OR_FILE", required=required, help=words)
 
 
+def add_at(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--at` of a comparison."""
+    about = "compute at which the lead is forecast: a multiple of what both have reached, 4x, or a number; default: 2x"
+    parser.add_argument("--at", metavar="C", help=about)
+
+
 def add_json(parser: argparse.ArgumentParser, words: str = "print JSON (docs/json.md)") -> None:
     """Add the option `--json`."""
     parser.add_argument("--json", action="store_true", help=words)

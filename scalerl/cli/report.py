@@ -7,7 +7,15 @@ from pathlib import Path
 
 from scalerl.cli.curves import log_lines, sources_of
 from scalerl.cli.exits import FAILED, complain
-from scalerl.cli.options import Parser, add_curve_options, add_decision_options, add_figures, add_versus, write_figures
+from scalerl.cli.options import (
+    Parser,
+    add_at,
+    add_curve_options,
+    add_decision_options,
+    add_figures,
+    add_versus,
+    write_figures,
+)
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
@@ -23,6 +31,7 @@ def report_parser() -> Parser:
     add_curve_options(parser)
     add_decision_options(parser)
     add_versus(parser, required=False)
+    add_at(parser)
     words = "page to write; default report.html"
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help=words)
     add_figures(parser)
@@ -42,7 +51,7 @@ def run_report(words: list[str]) -> int:
     place = check_output(arguments.output, paths)
     sources = sources_of(paths, arguments)
     terms = {"min_gain": arguments.min_gain, "price": arguments.price}
-    analysis = analyze(sources[:count], sources[count:], arguments.exclude_below, terms=terms)
+    analysis = analyze(sources[:count], sources[count:], arguments.exclude_below, terms=terms, at=arguments.at)
     written, figures = None, list[str]()
     try:
         made = page_of(sources, analysis)

@@ -117,11 +117,13 @@ def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
     return float(np.min(heights)) / 4, float(np.max(heights)) * 6
 
 
-def compared(sources: Sequence[Source], fits: Sequence[Fit], count: int, terms: Mapping[str, Any]) -> Comparison:
+def compared(
+    sources: Sequence[Source], fits: Sequence[Fit], count: int, terms: Mapping[str, Any], at: str | float | None
+) -> Comparison:
     """Return the comparison of the first runs with the others, with their names."""
     names = [source.name for source in sources]
     price = shared_price(terms.get("price"), [source.terms({}).get("price") for source in sources])
-    return compare(fits[:count], fits[count:], names=side_names([names[:count], names[count:]]), price=price)
+    return compare(fits[:count], fits[count:], names=side_names([names[:count], names[count:]]), price=price, at=at)
 
 
 class Side(NamedTuple):
@@ -232,6 +234,7 @@ def analyze(
     exclude_below: float = 0.0,
     outlooks: Sequence[Outlook] = (),
     terms: Mapping[str, Any] = MappingProxyType({}),
+    at: str | float | None = None,
 ) -> Analysis:
     """Fit runs, and compare the two sides if there are two.
 
@@ -241,17 +244,23 @@ def analyze(
         exclude_below: As in `fit`.
         outlooks: Of all runs, if they are known.
         terms: Smallest gain and price, `min_gain` and `price`; those of the runs if they are missing or None.
+        at: Compute at which the lead of a side is forecast, as for `compare`.
 
     Raises:
         CurveError: A run cannot be fitted, or the runs have different compute axes.
     """
+    if at is not None and not second:
+        raise CurveError(
+            f"at={at} (--at) is the compute at which two recipes are compared; give the runs of the other one "
+            "(--versus)"
+        )
     sources = [*first, *second]
     axes = sorted({source.curve.axis for source in sources})
     if len(axes) > 1:
         raise CurveError(f"the runs are on different compute axes ({', '.join(axes)}); name one with --compute")
     outlooks = outlooks or [source_outlook(source, exclude_below=exclude_below, **terms) for source in sources]
     fits = [outlook.fit for outlook in outlooks]
-    comparison = compared(sources, fits, len(first), terms) if second else None
+    comparison = compared(sources, fits, len(first), terms, at) if second else None
     low, high = fits[0].curve.bounds
     ceiling = comparison.common_asymptote if comparison else common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
     runs = []

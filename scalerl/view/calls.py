@@ -305,6 +305,7 @@ def report(
     exclude_below: float = 0.0,
     min_gain: float | None = None,
     price: float | None = None,
+    at: str | float | None = None,
     **reading: Unpack[ReadOptions],
 ) -> Path:
     """Write one page about runs that needs no network, as `scalerl report`, and return its path.
@@ -317,6 +318,7 @@ def report(
         exclude_below: As for `fit`.
         min_gain: As for `advise`.
         price: As for `advise`.
+        at: As for `compare`.
         reading: How the data are read.
 
     Raises:
@@ -332,7 +334,7 @@ def report(
     first, second = run_list(runs), run_list(versus)
     place = check_output(Path(output), [Path(run) for run in (*first, *second) if is_path(run)])
     sources = sources_of([*first, *second], reading)
-    analysis = analyze(sources[: len(first)], sources[len(first) :], exclude_below, terms=terms)
+    analysis = analyze(sources[: len(first)], sources[len(first) :], exclude_below, terms=terms, at=at)
     made = page_of(sources, analysis)
     if figures is not None:
         from scalerl.view.papers import save_page

@@ -231,3 +231,11 @@ def test_a_report_has_the_price_that_a_fit_has(tmp_path, capsys):
     assert code == 0, error
     advice = answer(capsys, "fit", path, "--price", 2.5, "--min-gain", 0.03)["advice"]
     assert "$" in advice["sentence"] and "0.03 you ask for" in advice["sentence"] and advice["sentence"] in out
+
+
+def test_a_report_has_the_lead_at_the_compute_that_compare_has(tmp_path, capsys, sides):
+    words = [*sides[0], "--versus", *sides[1], "--at", "4x"]
+    lead = answer(capsys, "compare", *words)["sentence"]
+    assert answer(capsys, "report", *words, "-o", tmp_path / "two.html")["comparison"]["sentence"] == lead
+    code, _, error = call(capsys, "report", *sides[0], "--at", "4x", "-o", tmp_path / "one.html")
+    assert code == 2 and "(--versus)" in error
