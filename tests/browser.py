@@ -46,7 +46,7 @@ class Opened:
 
     def check_quiet(self, own="file:"):
         """Check that the console is empty and that all requests went to the address of the page."""
-        assert self.complaints == []
+        assert self.complaints == [], self.complaints
         assert [url for url in self.asked if not url.startswith((own, "data:", "blob:"))] == []
 
     def check_readable(self, width, scheme, texts):
@@ -67,7 +67,7 @@ class Opened:
             assert contrast(paper, luminance(self.style(selector, name))) >= 4.5, selector  # WCAG AA for text
         dots = self.tab.eval_on_selector_all(".swatch", "nodes => nodes.map(n => getComputedStyle(n).backgroundColor)")
         assert all(contrast(paper, luminance(color)) >= 3 for color in dots)  # WCAG for graphics
-        assert self.complaints == []
+        assert self.complaints == [], self.complaints
 
     def column(self, number):
         return self.tab.eval_on_selector_all(

@@ -42,7 +42,7 @@ from scalerl.view.page_figures import (
     young_figure,
 )
 from scalerl.view.run import FollowedRun
-from scalerl.view.study_figures import STUDY_FIGURES as STUDY_FIGURES
+from scalerl.view.study_figures import STUDY_FIGURES
 from scalerl.view.study_results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
 from scalerl.view.study_tables import ESTIMATES, MEANS, predicted_columns
 
