@@ -159,52 +159,20 @@ def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of
     recipe = replace(SCALERL, routing_replay="on")
     plain = RunConfig(recipe=recipe)
     with pytest.raises(ConfigError, match="no experts"):
-        check_sampled(
-            plain.placement,
-            plain.recipe,
-            "deterministic",
-            "cpu",
-            policy_spec(plain, "model"),
-            Policy(tiny_model("qwen3")),
-        )
-    check_sampled(
-        plain.placement,
-        plain.recipe,
-        "deterministic",
-        "cpu",
-        policy_spec(plain, "model"),
-        Policy(tiny_model("qwen3-moe")),
-    )
+        check(plain, "model", Policy(tiny_model("qwen3")))
+    check(plain, "model", Policy(tiny_model("qwen3-moe")))
     with_vllm = RunConfig(recipe=recipe, placement=Placement(engine="vllm"))
     tiny_model("qwen3-moe").save_pretrained(tmp_path)
-    check_sampled(
-        with_vllm.placement,
-        with_vllm.recipe,
-        "deterministic",
-        "cpu",
-        policy_spec(with_vllm, str(tmp_path)),
-        Policy(tiny_model("qwen3-moe")),
-    )
+    check(with_vllm, str(tmp_path), Policy(tiny_model("qwen3-moe")))
     sparse = Policy(tiny_model("qwen3-moe", mlp_only_layers=[0]))
     with pytest.raises(ConfigError, match="experts in 1 of its 2 layers"):
-        check_sampled(
-            with_vllm.placement, with_vllm.recipe, "deterministic", "cpu", policy_spec(with_vllm, str(tmp_path)), sparse
-        )
+        check(with_vllm, str(tmp_path), sparse)
     engine, hardware = Custom(function="noisy_engine:noisy"), Hardware(device="cpu", dtype="float32")
     own = RunConfig(recipe=recipe, placement=Placement(engine=engine), hardware=hardware)
-    check_sampled(
-        own.placement, own.recipe, "deterministic", "cpu", policy_spec(own, str(tmp_path)), load_policy(str(tmp_path))
-    )
+    check(own, str(tmp_path), load_policy(str(tmp_path)))
     monkeypatch.setattr(run_model, "check_engine_plugin", lambda *_: [texts.rollout([7])])
     with pytest.raises(ConfigError, match="whose rollouts have no `experts`"):
-        check_sampled(
-            own.placement,
-            own.recipe,
-            "deterministic",
-            "cpu",
-            policy_spec(own, "model"),
-            Policy(tiny_model("qwen3-moe")),
-        )
+        check(own, "model", Policy(tiny_model("qwen3-moe")))
 
 
 def test_the_recorded_experts_of_the_check_are_on_the_device_of_the_model(monkeypatch):

@@ -169,12 +169,11 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     texts = [task for task in base.data if isinstance(task, TextTask)] if base else []
     shown = {name: getattr(texts[0], name) for name in TEXT_FIELDS} if texts else {}
     shown |= {name: value for name in TEXT_FIELDS if (value := getattr(arguments, name, None)) is not None}
-    own = base.data[0] if base and isinstance(base.data[0], PromptFile) and not base.data[0].set else None
-    judged = {"task": arguments.task, "reward": arguments.reward}
-    if own is not None and judged == {"task": None, "reward": None}:  # files are judged as the run was
-        judged = {"task": own.task, "reward": own.reward}
-    tasks = [_suite(name, {} if is_set(name) and not (arguments.task or arguments.reward) else judged, shown)
-             for name in arguments.suite]  # fmt: skip
+    judged = {name: value for name in ("task", "reward") if (value := getattr(arguments, name)) is not None}
+    judged_file = judged
+    if base and not judged and isinstance(base.data[0], PromptFile) and not base.data[0].set:
+        judged_file = {"task": base.data[0].task, "reward": base.data[0].reward}  # a file is judged as the run was
+    tasks = [_suite(name, judged, judged_file, shown) for name in arguments.suite]
     scoring = base.scoring if base else Scoring()
     return build(RunConfig, {"data": tuple(tasks), "scoring": scoring, **shared}, "options"), tasks
 
@@ -193,13 +192,14 @@ def _placement(arguments: argparse.Namespace, base: RunConfig | None) -> Placeme
     return replace(place, generators=max(1, torch.cuda.device_count() // place.tensor_parallel))
 
 
-def is_set(name: str) -> bool:
-    """Return whether a name is that of a suite, or NAME=FILE for a copy of one."""
-    return name.partition("=")[0] in NAMED_SETS
+def _suite(name: str, judged: dict[str, Any], judged_file: dict[str, Any], shown: dict[str, Any]) -> PromptFile:
+    """Return the task of a suite or of a file of prompts.
 
-
-def _suite(name: str, judged: dict[str, Any], shown: dict[str, Any]) -> PromptFile:
-    """Return the task of a suite or of a file of prompts; `judged` has its task and its reward.
+    Args:
+        name: Name of a suite, NAME=FILE for a copy of one, or a file.
+        judged: Task and reward of a suite, if they are not its own.
+        judged_file: The same of a file.
+        shown: How prompts are shown to the model.
 
     Raises:
         ConfigError: The name is neither a suite nor a file.
@@ -215,5 +215,5 @@ def _suite(name: str, judged: dict[str, Any], shown: dict[str, Any]) -> PromptFi
                 f"slash, NAME=FILE for a copy of a suite, or one of {', '.join(NAMED_SETS)}"
             )
         source["name"] = Path(name).name.partition(".")[0]
-    judged = {field: value for field, value in judged.items() if value is not None}
+        judged = judged_file
     return build(PromptFile, {**shown, **source, **judged}, "--suite")

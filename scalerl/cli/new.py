@@ -56,14 +56,12 @@ def run_new(words: list[str]) -> int:
     given, pool = config, pool_of(config)
     with Working("simulating"):
         if "--evaluation.every" not in " ".join(fields):
-            config = replace(
-                config, evaluation=replace(config.evaluation, every=chosen_interval(config, pool.held_out))
-            )
-        config, about = (
-            _on_gpus(config, gpus, config.evaluated_sequences(pool.held_out), "--checkpoint.every" in " ".join(fields))
-            if gpus
-            else (config, [])
-        )
+            interval = chosen_interval(config, pool.held_out)
+            config = replace(config, evaluation=replace(config.evaluation, every=interval))
+        about: list[str] = []
+        if gpus:
+            evaluated = config.evaluated_sequences(pool.held_out)
+            config, about = _on_gpus(config, gpus, evaluated, "--checkpoint.every" in " ".join(fields))
     table = {"preset": "scalerl", **changed_values(config)}
     notes = [*derived_sizes(config, pool), source_line(given, config), *about, curve_line(config, pool.held_out)]
     notes += _packages(config)

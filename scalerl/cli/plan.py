@@ -91,7 +91,8 @@ def run_plan(words: list[str]) -> int:
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
-    speeds = _speeds(config, options)
+    held_out = pool_of(config).held_out
+    speeds = _speeds(config, options, config.evaluated_sequences(held_out))
     lengths = lengths_of(config, speeds.measured)
     with Working("simulating"):
         if options.gpus:
@@ -108,7 +109,7 @@ def run_plan(words: list[str]) -> int:
     _, notes = speeds_of(config, speeds)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
     notes += [f"assumed: {speeds.assumed.line}"] if assumed else []
-    gains, held_out = next_gains(options.runs, config.price), pool_of(config).held_out
+    gains = next_gains(options.runs, config.price)
     if options.json:
         values = {**_as_json(config, speeds, lengths, outcomes, notes), "next_gains": gains}
         curve = curve_prospect(config, held_out)
@@ -174,7 +175,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     return 0
 
 
-def _speeds(config: RunConfig, options: argparse.Namespace) -> SpeedInputs:
+def _speeds(config: RunConfig, options: argparse.Namespace, evaluated: int) -> SpeedInputs:
     """Check the options; return the speeds and times that they set."""
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
@@ -194,7 +195,7 @@ def _speeds(config: RunConfig, options: argparse.Namespace) -> SpeedInputs:
         trainer_rate=(options.trainer_tokens_per_s or 0.0) / config.placement.trainer_ranks,
         transfer_s=options.transfer_s,
         updates=options.updates or 0,
-        evaluated=config.evaluated_sequences(pool_of(config).held_out),
+        evaluated=evaluated,
     )
     is_known = speeds.measured is not None or (speeds.generator_step_s and speeds.trainer_rate)
     if not is_known and config.hardware.device == "cpu":

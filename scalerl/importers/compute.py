@@ -332,8 +332,9 @@ def total_columns(table: Table, dialect: Dialect, columns: Mapping[str, str]) ->
     if dialect.marks:
         return totals
     for name in table.names:
+        plain = plain_key(name)
         for axis, (pattern, factors) in TOTALS.items():
-            match_of_name = pattern.fullmatch(plain_key(name))
+            match_of_name = pattern.fullmatch(plain)
             if match_of_name and axis not in totals and counts_up(table, name):
                 totals[axis] = name, factors[match_of_name.lastgroup or ""]
     return totals

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.estimate import Estimate, as_json, summarize
+from scalerl.scaling.estimate import NINE_IN_TEN, Estimate, as_json, summarize
 from scalerl.scaling.falls import has_fallen
 from scalerl.scaling.fit import UNLAWFUL, Fit, checked_fit
 from scalerl.scaling.forecast import amount, gain_at
@@ -156,7 +156,7 @@ def advise(
     if fall is not None:
         # of the means of three evaluations
         height, error = fall.numbers["fall"], fall.numbers["noise"] * math.sqrt(2.0 / 3.0)
-        gain = Estimate(height, error, height - 1.645 * error, height + 1.645 * error)
+        gain = Estimate(height, error, height - NINE_IN_TEN * error, height + NINE_IN_TEN * error)
         action: Action = "go back"
     else:
         gain = gain_at(fit, total)

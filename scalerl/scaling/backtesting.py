@@ -13,15 +13,12 @@ import numpy as np
 
 from scalerl.scaling.baselines import BASELINES, Predictor
 from scalerl.scaling.curve import Curve, checked_curve
-from scalerl.scaling.estimate import as_json
+from scalerl.scaling.estimate import NINE_IN_TEN, as_json
 from scalerl.scaling.fit import Band, Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.notebook import Guided
 from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import CurveError
-
-NINE_IN_TEN = 1.645
-"""Half width of the central 90% interval of a normal distribution, in standard deviations."""
 
 PREDICTED = 1000
 """Held-out points above which the forecast is computed at about this many amounts of compute, and interpolated."""

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import Curve, checked_curve
-from scalerl.scaling.estimate import TAILS, Estimate, as_json, summarize
+from scalerl.scaling.estimate import NINE_IN_TEN, TAILS, Estimate, as_json, summarize
 from scalerl.scaling.families import LEVEL
 from scalerl.scaling.fit import Band, Fit, fit
 from scalerl.scaling.forecast import amount
@@ -30,7 +31,7 @@ from scalerl.tables.errors import CurveError
 MARGIN = 0.02
 """Share of the metric's range within which ceilings count as the same; the paper's margin from three seeds."""
 
-ASSUMED_SEED_SD = MARGIN / 1.645
+ASSUMED_SEED_SD = MARGIN / NINE_IN_TEN
 """Assumed scatter of the ceiling between seeds if too few were run to estimate it: nine in ten within the margin."""
 
 SEEDS_TO_ESTIMATE = 3
@@ -289,15 +290,15 @@ def compare(
     return replace(result, sentence=comparison_sentence(result, same, MARGIN * width, at is not None))
 
 
-def side_levels(side: Sequence[Fit], compute: float, rng: np.random.Generator) -> Array:
-    """Return draws of the mean level of the runs of a side at one amount of compute, shape (D,)."""
-    return np.asarray(np.mean([rng.permutation(f.levels(compute)[0]) for f in side], axis=0))
+def side_levels(side: Sequence[Fit], compute: ArrayLike, rng: np.random.Generator) -> Array:
+    """Return draws of the mean level of the runs of a side at amounts of compute, shape (M, D)."""
+    return np.asarray(np.mean([rng.permutation(f.levels(compute), axis=1) for f in side], axis=0))
 
 
 def side_band(side: Sequence[Fit], compute_M: Array, seed_sd: float) -> Band:
     """Return the mean level of the runs of a side and its 90% band, as `lead_at` has them, at amounts of compute."""
     rng = np.random.default_rng(0)
-    levels_MD = np.mean([rng.permutation(f.levels(compute_M), axis=1) for f in side], axis=0)
+    levels_MD = side_levels(side, compute_M, rng)
     scatter_D = seed_sd / np.sqrt(len(side)) * rng.standard_normal(levels_MD.shape[1])
     around_MD = np.clip(levels_MD + scatter_D, *side[0].curve.bounds)
     low_M, high_M = np.quantile(around_MD, TAILS, axis=1)
@@ -306,7 +307,7 @@ def side_band(side: Sequence[Fit], compute_M: Array, seed_sd: float) -> Band:
 
 def lead_at(sides: Sides, compute: float, seed_D: Array, rng: np.random.Generator) -> Lead:
     """Return the lead of the first side at one amount of compute, with the scatter between seeds."""
-    difference_D = side_levels(sides[0], compute, rng) - side_levels(sides[1], compute, rng)
+    (difference_D,) = side_levels(sides[0], compute, rng) - side_levels(sides[1], compute, rng)
     per_side = sum(1.0 / len(side) for side in sides)
     difference_D = difference_D + seed_D * np.sqrt(per_side) * rng.standard_normal(len(seed_D))
     return Lead(compute, summarize(difference_D), float((difference_D > 0).mean()))

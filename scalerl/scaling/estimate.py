@@ -18,6 +18,9 @@ INTERVAL_MASS = 0.90
 TAILS = ((1.0 - INTERVAL_MASS) / 2.0, (1.0 + INTERVAL_MASS) / 2.0)
 """Quantiles at the ends of an interval."""
 
+NINE_IN_TEN = 1.645
+"""Half width of the central 90% interval of a normal distribution, in standard deviations."""
+
 
 def as_json(value: Any) -> Any:
     """Return a record as JSON values: a dict of its fields; numbers that JSON lacks (infinite, NaN) become None."""

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scalerl.core import VIEWS
 from scalerl.core.calls import checked
 from scalerl.scaling.curve import Curve, checked_curve, checked_kind, thinned
-from scalerl.scaling.estimate import TAILS, Estimate, as_json, quantiles, summarize, weighted_mean
+from scalerl.scaling.estimate import NINE_IN_TEN, TAILS, Estimate, as_json, quantiles, summarize, weighted_mean
 from scalerl.scaling.health import decline, departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, Draws
 from scalerl.scaling.noise import averaged_in, local_noise
@@ -152,7 +152,7 @@ class Fit(InNotebooks):
     @property
     def _with_rises(self) -> str:
         """What an interval of A much wider than the ceiling of this climb explains."""
-        widest = 2.0 * 1.645 * IDENTIFIED_SD * float(np.ptp(self.curve.bounds))  # 90% of a normal distribution
+        widest = 2.0 * NINE_IN_TEN * IDENTIFIED_SD * float(np.ptp(self.curve.bounds))
         wide = self.asymptote.high - self.asymptote.low > widest
         return "; the interval includes a later rise, should one come" if wide else ""
 

@@ -40,7 +40,7 @@ SCORE = re.compile(
 BENCHMARK = re.compile(
     r"(?:^|_)(?:math|aime|amc|gsm_?8k|minerva|olympiad|hmmt|brumo|gpqa|mmlu|arc|bbh|ifeval|countdown|code|coding|humaneval|"
     r"mbpp|livecodebench|lcb|swe_?bench|codeforces|hotpotqa|triviaqa|squad|drop|hellaswag|sudoku|wordle|alfworld|webshop)"
-    r"(?:_?(?:bench|diamond|pro|plus|hard|verified|lite|v?\d+))*"
+    r"(?:_?(?:bench|diamond|pro|plus|hard|verified|lite|v?\d+))*$"
 )
 """Names of benchmarks, which with a word of evaluation are those of a score: `eval/aime_2024`."""
 TEST_ONLY = re.compile(
@@ -72,7 +72,7 @@ BARE_TRAINING = re.compile(
 def is_score(name: str) -> bool:
     """Return whether a name is that of a mean score."""
     plain = key(name)
-    named = SCORE.search(plain) or (is_evaluation(name) and re.search(rf"{BENCHMARK.pattern}$", plain))
+    named = SCORE.search(plain) or (is_evaluation(name) and BENCHMARK.search(plain))
     return bool(named) and not NO_SCORE.search(plain)
 
 
