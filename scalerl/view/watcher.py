@@ -199,6 +199,8 @@ class Watcher:
     def _fit(self, run: FollowedRun, task: str) -> None:
         with self.lock:
             points, axis = list(run.points.get(task, ())), run.axis
+            if run.fits.get(task, {}).get("evaluations") == len(points):
+                return  # a poll during the first fit of these evaluations queued a second one
         values = list_fit(points, axis, *run.terms)
         with self.lock:
             run.fits[task] = values

@@ -18,7 +18,7 @@ from scalerl.core.rows import RowFile
 from scalerl.core.run_files import Metric
 from scalerl.training.catalog import METRICS
 from scalerl.view.rollouts import RolloutIndex
-from scalerl.view.run import FollowedRun
+from scalerl.view.run import FollowedRun, list_fit
 from scalerl.view.series import alarm_level, bucketed
 from scalerl.view.watcher import Watcher
 
@@ -201,6 +201,27 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(
     last = watcher.changes_since(-1)["version"]
     watcher.poll()
     assert watcher.changes_since(last)["runs"] == []
+    watcher.close()
+
+
+def test_a_poll_during_a_fit_does_not_fit_the_same_evaluations_twice(tmp_path, monkeypatch):
+    write_run(tmp_path / "runs/one", rows=5, points=12)
+    began, polled, fits = threading.Event(), threading.Event(), []
+
+    def slow_fit(*given):
+        began.set()
+        assert polled.wait(60)
+        fits.append(given)
+        return list_fit(*given)
+
+    monkeypatch.setattr("scalerl.view.watcher.list_fit", slow_fit)
+    watcher = Watcher([tmp_path / "runs"])
+    assert began.wait(60)
+    watcher.poll()
+    polled.set()
+    ended = threading.Event()
+    watcher.queue("last", ended.set)
+    assert ended.wait(60) and len(fits) == 1
     watcher.close()
 
 
