@@ -33,7 +33,7 @@ from scalerl.config.length import NoLengthControl
 from scalerl.config.presets import LAB
 from scalerl.config.recipe import PipelineRL
 from scalerl.config.run import RunConfig
-from scalerl.placement.choices import generation_of
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.schedule import first_visits, schedule_of
 
@@ -91,9 +91,9 @@ def trainer_of(
     config, clock = config_of(rule, size[0] * size[1], size[0] * size[1], group_size, MEAN), Clock()
     length_of = by_key(lognormal(MEAN, 1.0, config.recipe.length))
     engines = [wrap(ExactSimulatedEngine(size[1], length_of, clock=clock)) for _ in range(size[0])]
-    coordinator = Coordinator(engines, schedule_of(config.recipe, generation_of(config)), group_size, 0)
+    coordinator = Coordinator(engines, schedule_of(config.recipe, RunSizes.of(config).generation), group_size, 0)
     trainer = SimulatedTrainer(coordinator, Speeds(update_seconds=lambda lengths: MEAN / 2), clock)
-    trainer.start(first_visits(config.recipe, generation_of(config)))
+    trainer.start(first_visits(config.recipe, RunSizes.of(config).generation))
     return trainer
 
 
@@ -163,7 +163,9 @@ def rules_table() -> list[dict[str, Any]]:
     for batches in (1, 2, 4):
         speeds = Speeds(update_seconds=lambda completions, batches=batches: 20.0 / batches)  # type: ignore[misc]
         for rule in RULES:
-            figures = simulate_run(config_of(rule, batches * 256, 256, 16, 40), speeds, lengths, updates=480)
+            figures = simulate_run(
+                RunSizes.of(config_of(rule, batches * 256, 256, 16, 40)), speeds, lengths, updates=480
+            )
             trained = figures.trained_tokens_per_s * figures.seconds / figures.updates / 256 / float(lengths.mean())
             rows.append({"slots_per_batch": batches, "rule": rule, "length": trained, **asdict(figures)})
             shares = f"{figures.stale_share:.1%} | {figures.dropped_share:.1%}"

@@ -21,11 +21,11 @@ from typing import Any
 
 from work import QUIET, machine, train
 
-from scalerl.cluster.layout import lay_out
 from scalerl.cluster.measured import Measured, generator_seconds, measure, read_run
 from scalerl.cluster.plan import SpeedInputs, lengths_of, simulate
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config.base import replace
+from scalerl.placement.sizes import RunSizes
 
 SETTINGS = {
     "default": [],
@@ -92,8 +92,9 @@ def planned(path: Path, sources: list[Path]) -> dict[str, float]:
     """Return the planned figures of a run, with speeds and lengths from `sources`."""
     config = read_run(path).config
     measured: Measured = measure(sources)
-    inputs = SpeedInputs(lay_out(config).model, Assumptions(GPUS["H100"]), measured, updates=120)
-    figures = simulate(config, inputs, lengths_of(config, measured)).figures
+    run = RunSizes.of(config)
+    inputs = SpeedInputs(Assumptions(GPUS["H100"]), measured, updates=120)
+    figures = simulate(run, inputs, lengths_of(run, measured)).figures
     return {name: float(getattr(figures, name)) for name in FIGURES}
 
 
@@ -101,7 +102,6 @@ def speed() -> dict[str, float]:
     """Return the CPU seconds of plans of 64 and 512 engines of 64 slots."""
     from scalerl.config import PRESETS, HuggingFaceModel
     from scalerl.config.data import PromptFile
-    from scalerl.models.sizes import sizes_of
 
     out = {}
     for engines, prompts in ((64, 256), (512, 320), (512, 2048)):
@@ -116,9 +116,9 @@ def speed() -> dict[str, float]:
             recipe=replace(paper.recipe, prompts_per_step=prompts),
             rollouts=replace(paper.rollouts, slots=engines * 64),
         )
-        inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
+        run, inputs = RunSizes.of(config), SpeedInputs(Assumptions(GPUS["H100"]))
         began = time.process_time()
-        simulate(config, inputs, lengths_of(config, None))
+        simulate(run, inputs, lengths_of(run, None))
         seconds, batch = time.process_time() - began, config.recipe.completions_per_step
         out[f"{engines} engines of 64 slots, batches of {batch}"] = seconds
         print(f"a plan of {engines} engines of 64 slots, batches of {batch}: {seconds:.1f} s", flush=True)

@@ -12,10 +12,11 @@ import argparse
 import json
 from pathlib import Path
 
-from scalerl.cluster.layout import lay_out, planned, widest
+from scalerl.cluster.layout import lay_out, planned
 from scalerl.cluster.rehearsal import rehearse
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
+from scalerl.placement.sizes import RunSizes
 
 
 def main() -> None:
@@ -26,10 +27,11 @@ def main() -> None:
     rows = []
     for file in options.files:
         config = planned(read_config(file, []))
-        layout = lay_out(config)
-        name = f"{layout.model.source}, {config.placement.trainer_ranks} ranks, {widest(config):,} tokens"
+        run = RunSizes.of(config)
+        layout = lay_out(run)
+        name = f"{run.model.source}, {config.placement.trainer_ranks} ranks, {run.widest:,} tokens"
         try:
-            result = rehearse(config, layout.model)
+            result = rehearse(config, run)
         except ConfigError as error:  # a mixture of which only the sizes are known
             print(f"| {name} | {layout.trainer.total / 1e9:.1f} | {error} |", flush=True)
             continue

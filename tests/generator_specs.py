@@ -6,7 +6,8 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.models.sizes import Attention, ModelSizes
-from scalerl.placement.choices import generation_of, policy_spec
+from scalerl.placement.choices import policy_spec
+from scalerl.placement.sizes import UNREAD, RunSizes
 from scalerl.rollouts.build import Decoding, GeneratorSpec
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import LengthRule
@@ -17,7 +18,7 @@ def generator_spec(
     config: RunConfig, path: str, vocabulary: int, rule: LengthRule, stop: tuple[int, ...], **fields: Any
 ) -> GeneratorSpec:
     """Return the generators over a model in a directory."""
-    generation = generation_of(config)
+    generation = RunSizes.of(config, UNREAD).generation
     return GeneratorSpec(
         policy=policy_spec(config, path),
         vocabulary=vocabulary,

@@ -9,7 +9,8 @@ from scalerl.config.data import RewardFunction, shares
 from scalerl.config.overrides import build_from, groups, plain_values
 from scalerl.config.recipe import GRPO, MINIMAX, Dapo, Gspo, PpoOffPolicy, Recipe, adopt
 from scalerl.core.errors import ConfigError
-from scalerl.placement.choices import derived_sizes, schedule_name
+from scalerl.placement.choices import schedule_name
+from scalerl.placement.sizes import derived_sizes
 
 TWO_TASKS = """
 [[data]]

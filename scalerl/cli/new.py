@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from itertools import product
 
@@ -20,7 +21,7 @@ from scalerl.config.overrides import changed_values
 from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import derived_sizes, slots_of, source_line
+from scalerl.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
 from scalerl.training.planned import pool_of
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
@@ -53,17 +54,17 @@ def run_new(words: list[str]) -> int:
     config = read_config(None, ["--preset", preset, *defaults, *fields])
     if isinstance(config.model, TinyModel):
         raise ConfigError("new: got no model; allowed: --model PATH, with --data FILE")
-    given, pool = config, pool_of(config)
+    pool = pool_of(config)
     with Working("simulating"):
         if "--evaluation.every" not in " ".join(fields):
             interval = chosen_interval(config, pool.held_out)
             config = replace(config, evaluation=replace(config.evaluation, every=interval))
-        about: list[str] = []
+        run, about = RunSizes.of(config, UNREAD), list[str]()
         if gpus:
-            evaluated = config.evaluated_sequences(pool.held_out)
-            config, about = _on_gpus(config, gpus, evaluated, "--checkpoint.every" in " ".join(fields))
+            run, about = _on_gpus(config, gpus, pool, "--checkpoint.every" in " ".join(fields))
+            config = run.written_to(config)
     table = {"preset": "scalerl", **changed_values(config)}
-    notes = [*derived_sizes(config, pool), source_line(given, config), *about, curve_line(config, pool.held_out)]
+    notes = [*derived_sizes(config, pool), run.sources(), *about, curve_line(config, pool.held_out)]
     notes += _packages(config)
     print_lines(*tomli_w.dumps(table).split("\n"), *(f"# {line}" for line in notes))
     return 0
@@ -87,43 +88,40 @@ def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, floa
     return max(1, most // evaluated) * evaluated, None if most >= evaluated else CHECKPOINT_MINUTES
 
 
-def _on_gpus(config: RunConfig, gpus: int, evaluated: int, fixed_interval: bool = False) -> tuple[RunConfig, list[str]]:
-    """Return the configuration with vLLM on these GPUs, and lines on memory and speed.
+def _on_gpus(config: RunConfig, gpus: int, pool: Pool, fixed_interval: bool = False) -> tuple[RunSizes, list[str]]:
+    """Return the run with vLLM on these GPUs, and lines on memory and speed.
 
     Args:
         config: Configuration without a placement.
         gpus: Number of GPUs.
-        evaluated: Sequences of an evaluation.
+        pool: Prompts of the tasks that are known.
         fixed_interval: Whether the interval of checkpoints is kept; otherwise the planned speed gives it.
     """
     check_searched(gpus)
-    speeds, lengths, many = (
-        SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]), evaluated=evaluated),
-        lengths_of(config, None),
-        gpus > 2,
-    )
+    model, speeds, many = sizes_of(config.model), SpeedInputs(Assumptions(GPUS["H100"])), gpus > 2
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
     for parts, share in product(parts_of, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
         place = replace(config.placement, engine="vllm", tensor_parallel=parts, gpus=gpus, **on_ray)
-        planned, words, slots = replace(config, placement=place), list[str](), slots_of(config) // share
+        run = RunSizes.of(replace(config, placement=place), model, held_out=pool.held_out)
+        slots, lengths, words = run.slots // share, lengths_of(run, None), list[str]()
         try:
             if gpus > 1:
-                best = best_split(planned, speeds, lengths, gpus, MICRO_BATCHES)[0]
+                best = best_split(run, speeds, lengths, gpus, MICRO_BATCHES)[0]
                 place = replace(place, trainer_ranks=best.trainer_ranks, generators=best.generators)
                 slots = best.slots
-            rollouts = replace(config.rollouts, slots=max(1, slots))
-            planned = with_layout(replace(planned, placement=place, rollouts=rollouts), speeds, lengths, MICRO_BATCHES)
-            layout = lay_out(planned, speeds.model)
+            run = dataclasses.replace(run, placement=place, slots=max(1, slots))
+            run = with_layout(run, speeds, lengths, MICRO_BATCHES)
+            layout = lay_out(run)
             if gpus > 1:
                 if not fixed_interval:
-                    updates_apart, minutes = checkpoint_interval(best.evaluated_updates_per_h, config.evaluation.every)
-                    saved = replace(planned.checkpoint, every=updates_apart, every_minutes=minutes)
-                    planned = replace(planned, checkpoint=saved)
-                best = run_estimate(planned, speeds, best.figures, best.eval_s)
-                words = plan_lines(lengths, [best], [f"assumed: {speeds.assumed.line}"], planned, None)
-            return planned, [*lines(planned, layout), *words]
+                    updates_apart, minutes = checkpoint_interval(best.evaluated_updates_per_h, run.evaluation.every)
+                    saved = replace(run.checkpoint, every=updates_apart, every_minutes=minutes)
+                    run = dataclasses.replace(run, checkpoint=saved)
+                best = run_estimate(run, speeds, best.figures, best.eval_s)
+                words = plan_lines(lengths, [best], [f"assumed: {speeds.assumed.line}"], run, None)
+            return run, [*lines(layout), *words]
         except ConfigError as error:
             problem = problem or error
     raise ConfigError(f"{problem}; or train adapters with --model.lora.rank 32, which one trainer GPU can hold")

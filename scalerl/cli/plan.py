@@ -24,16 +24,16 @@ from scalerl.cluster.plan import (
     simulate,
     speeds_of,
 )
-from scalerl.cluster.sizing import PLANNED, Machine, longest_row, sized
+from scalerl.cluster.sizing import PLANNED, Machine, sized
 from scalerl.cluster.speed import GPUS, Assumptions
 from scalerl.config import RunConfig, read_config
+from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.machine import Memory, host_memory
 from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.working import Working
-from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import slots_of, source_line
 from scalerl.placement.devices import GB
+from scalerl.placement.sizes import RunSizes
 from scalerl.prompts.files import check_prompt_files
 from scalerl.scaling import CurveError, fit
 from scalerl.scaling.estimate import as_json
@@ -86,39 +86,41 @@ def run_plan(words: list[str]) -> int:
     file, options, fields = parse_with_config(plan_parser(), words)
     if file is None and options.runs:
         file = options.runs[0] / "config.toml"
-    given = config = planned(read_config(file, fields))
+    config = planned(read_config(file, fields))
     check_prompt_files(config.data)
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
     held_out = pool_of(config).held_out
-    speeds = _speeds(config, options, config.evaluated_sequences(held_out))
-    lengths = lengths_of(config, speeds.measured)
+    if options.gpus:
+        config = replace(config, placement=replace(config.placement, servers=(), gpus=None))
+    run = RunSizes.of(config, held_out=held_out)
+    speeds = _speeds(run, options)
+    lengths = lengths_of(run, speeds.measured)
     with Working("simulating"):
         if options.gpus:
-            outcomes = best_split(config, speeds, lengths, options.gpus)
-            about = [size_line(speeds.model)]
+            outcomes = best_split(run, speeds, lengths, options.gpus)
+            about = [size_line(run.model)]
         else:
             gpu = config.placement.gpu_gb * GB
-            machine = Machine(host_memory(), Memory(gpu, gpu, PLANNED))
-            config = sized(config, speeds.model.sizes, longest_row(config), machine)
-            layout = lay_out(config, speeds.model)
-            check_layout(config, layout)
-            about = [*lines(config, layout), source_line(given, config)]
-            outcomes = [simulate(config, speeds, lengths)]
-    _, notes = speeds_of(config, speeds)
+            run = sized(run, Machine(host_memory(), Memory(gpu, gpu, PLANNED)))
+            layout = lay_out(run)
+            check_layout(layout)
+            about = [*lines(layout), run.sources()]
+            outcomes = [simulate(run, speeds, lengths)]
+    _, notes = speeds_of(run, speeds)
     assumed = any("roofline" in note or "assumed" in note for note in notes)
     notes += [f"assumed: {speeds.assumed.line}"] if assumed else []
     gains = next_gains(options.runs, config.price)
     if options.json:
-        values = {**_as_json(config, speeds, lengths, outcomes, notes), "next_gains": gains}
+        values = {**_as_json(run, lengths, outcomes, notes), "next_gains": gains}
         curve = curve_prospect(config, held_out)
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
     print_lines(
         *about,
-        *plan_lines(lengths, outcomes, notes, config, options.gpus),
+        *plan_lines(lengths, outcomes, notes, run, options.gpus),
         cost_line(outcomes[0], config.steps),
         curve_line(config, held_out),
         *(f"next gain of {name}: {gain}" for name, gain in gains.items()),
@@ -154,14 +156,15 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
         from scalerl.cluster.rehearsal import rehearse
     except ImportError as error:  # private modules of torch
         raise ConfigError(f"--rehearse: this torch lacks a part ({error}); allowed: torch 2.11 to 2.13") from None
-    layout = lay_out(config)
-    check_divides(config, layout.model.sizes)
+    run = RunSizes.of(config)
+    layout = lay_out(run)
+    check_divides(run)
     if not as_json:
         print_lines(
-            size_line(layout.model),
+            size_line(run.model),
             "rehearsing two updates with fake tensors; an 8B model takes one to four minutes ...",
         )
-    result = rehearse(config, layout.model)
+    result = rehearse(config, run)
     if as_json:
         print(json.dumps({**result._asdict(), "total": result.total, "estimate": layout.trainer.total}, indent=1))
         return 0
@@ -175,7 +178,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     return 0
 
 
-def _speeds(config: RunConfig, options: argparse.Namespace, evaluated: int) -> SpeedInputs:
+def _speeds(run: RunSizes, options: argparse.Namespace) -> SpeedInputs:
     """Check the options; return the speeds and times that they set."""
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
@@ -188,17 +191,15 @@ def _speeds(config: RunConfig, options: argparse.Namespace, evaluated: int) -> S
             )
     rate = options.generator_tokens_per_s
     speeds = SpeedInputs(
-        model=sizes_of(config.model),
         assumed=Assumptions(GPUS[options.gpu]),
         measured=measure(options.runs) if options.runs else None,
-        generator_step_s=slots_of(config) / config.placement.engines / rate if rate else 0.0,
-        trainer_rate=(options.trainer_tokens_per_s or 0.0) / config.placement.trainer_ranks,
+        generator_step_s=run.slots / run.placement.engines / rate if rate else 0.0,
+        trainer_rate=(options.trainer_tokens_per_s or 0.0) / run.placement.trainer_ranks,
         transfer_s=options.transfer_s,
         updates=options.updates or 0,
-        evaluated=evaluated,
     )
     is_known = speeds.measured is not None or (speeds.generator_step_s and speeds.trainer_rate)
-    if not is_known and config.hardware.device == "cpu":
+    if not is_known and run.on_cpu:
         raise ConfigError(
             "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
             "--generator-tokens-per-s and --trainer-tokens-per-s"
@@ -206,14 +207,12 @@ def _speeds(config: RunConfig, options: argparse.Namespace, evaluated: int) -> S
     return speeds
 
 
-def _as_json(
-    config: RunConfig, speeds: SpeedInputs, lengths: Any, outcomes: list[Any], notes: list[str]
-) -> dict[str, Any]:
+def _as_json(run: RunSizes, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
-    sizes, source = speeds.model.sizes, speeds.model.source
+    sizes, source = run.model
     return {
         "model": {"params": sizes.params, "active_params": sizes.matmul_params, "source": source},
-        "batch": config.recipe.completions_per_step,
+        "batch": run.recipe.completions_per_step,
         "lengths": longest,
         "speeds": notes,
         "best": outcomes[0].to_dict(),
@@ -221,7 +220,7 @@ def _as_json(
     }
 
 
-def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], config: RunConfig, gpus: int | None) -> list[str]:
+def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], run: RunSizes, gpus: int | None) -> list[str]:
     """Return simulated outcomes as lines: lengths, notes, with `gpus` a table of splits, and the best one's figures."""
     best = outcomes[0]
     f = best.figures
@@ -234,8 +233,8 @@ def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], config: RunC
     return [
         *out,
         f"throughput: {f.tokens_per_s:,.0f} tokens/s, {f.updates_per_h:,.1f} updates/h; with an evaluation every "
-        f"{config.evaluation.every} updates ({best.eval_s:,.0f} s each) and a checkpoint every "
-        f"{config.checkpoint.interval} ({best.checkpoint_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
+        f"{run.evaluation.every} updates ({best.eval_s:,.0f} s each) and a checkpoint every "
+        f"{run.checkpoint.interval} ({best.checkpoint_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
         f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
         f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
         f"staleness: mean {f.staleness_mean:.1f} updates, at most {f.staleness_max}; tokens too old for the "

@@ -15,7 +15,7 @@ from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
 from scalerl.cluster.plan import expected_here, in_units
-from scalerl.cluster.sizing import longest_row, memory_here, sized
+from scalerl.cluster.sizing import memory_here, sized
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import read_option, replace
 from scalerl.config.trust import check_trust
@@ -26,8 +26,8 @@ from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
-from scalerl.models.sizes import sizes_of
 from scalerl.placement.devices import devices, needs
+from scalerl.placement.sizes import UNREAD, RunSizes
 from scalerl.prompts.files import check_prompt_files
 from scalerl.study.directory import StudyDirectory, equal_runs, take_over
 from scalerl.study.display import StudyDisplay, describe
@@ -129,11 +129,10 @@ def _expected_seconds(config: RunConfig) -> float | None:
         return None
     from scalerl.training.resolve import resolved_here  # loads torch
 
-    resolved, sizes = resolved_here(config), sizes_of(config.model).sizes
-    machine = memory_here(resolved.hardware, resolved.placement)
-    resolved = sized(resolved, sizes, longest_row(resolved), machine)
-    evaluated = resolved.evaluated_sequences(pool_of(resolved).held_out)
-    found = expected_here(resolved, sizes, machine, mean_prompt(resolved), evaluated)
+    config = resolved_here(config)
+    machine = memory_here(config.hardware, config.placement)
+    run = RunSizes.of(config, prompt_tokens=mean_prompt(config), held_out=pool_of(config).held_out)
+    found = expected_here(sized(run, machine), machine)
     return found and 3600.0 * found[0].hours
 
 
@@ -253,7 +252,7 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
 def _own_actors(plan: Plan) -> dict[str, float]:
     """Return the cores and GPUs of a run's actors, without the task that starts them: the maximum over the arms."""
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
-    demands = [needs(devices(config)) for config in configs if config.placement.backend == "ray"]
+    demands = [needs(devices(RunSizes.of(config, UNREAD))) for config in configs if config.placement.backend == "ray"]
     return {name: max((demand[name] for demand in demands), default=0.0) for name in ("CPU", "GPU")}
 
 

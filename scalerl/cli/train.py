@@ -126,9 +126,9 @@ def _dry_run(config: RunConfig) -> tuple[RunConfig, list[str]]:
 
     inputs = planned_inputs(config)
     resolved = resolve(inputs)
-    layout = lay_out(resolved.config, inputs.model)
-    check_layout(resolved.config, layout)
-    about = [*resolved.lines, *lines(resolved.config, layout), curve_line(resolved.config, resolved.pool.held_out)]
+    layout = lay_out(resolved.sizes)
+    check_layout(layout)
+    about = [*resolved.lines, *lines(layout), curve_line(resolved.config, resolved.pool.held_out)]
     return replace(config, recipe=resolved.config.recipe), [*about, *(inputs.prompts.notes if inputs.prompts else ())]
 
 

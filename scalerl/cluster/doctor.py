@@ -24,8 +24,6 @@ from scalerl.core.limits import DOCTOR_CALL_S, DOCTOR_START_S, DOCTOR_SWAPS_S, T
 from scalerl.core.machine import host_memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
-from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import (
     DRIVERS,
     GB,
@@ -37,6 +35,7 @@ from scalerl.placement.devices import (
     gpu_problem,
     this_machine,
 )
+from scalerl.placement.sizes import UNREAD, RunSizes
 
 WORKS, SLOW, FAILS = "works", "works slowly", "does not work"
 
@@ -111,7 +110,7 @@ class Site:
             )
         self.config: RunConfig = replace(config, hardware=replace(hardware, device=device, dtype=dtype))
         try:
-            self.table = devices(self.config, hosts)
+            self.table = devices(RunSizes.of(self.config, UNREAD), hosts)
         except ConfigError as error:  # too few GPUs: the other checks use those that there are
             self.problem = str(error)
             self.table = {("trainer", n): Place(host, (gpu,)) for n, (host, gpu) in enumerate(gpus)}
@@ -271,17 +270,17 @@ def room(site: Site) -> Outcome:
     check_shared_memory(site.table, partial(shared_memory, site.ray) if site.ray else None)
     text = f"{place.resolve()}: {shutil.disk_usage(place).free / GB:.0f} GB free"
     try:
-        sizes = sizes_of(config.model).sizes
+        run = RunSizes.of(config)
     except ConfigError:  # those of a model that is elsewhere are not known
         return WORKS, text
-    check_disk(config, sizes, place)
-    weights, memory = CHANNEL_VERSIONS * sent_bytes(config, sizes), host_memory().free
-    if memory < weights and channel_name(config) == "shared-memory":
+    check_disk(run, place)
+    weights, memory = CHANNEL_VERSIONS * sent_bytes(run), host_memory().free
+    if memory < weights and run.channel == "shared-memory":
         return FAILS, (
             f"memory of {_HOST}: {gb(memory)} GB are free; four versions of the weights need {gb(weights)} GB. Use "
             "rollouts.weights = 'directory', or more memory"
         )
-    return WORKS, f"{text}, {disk_bytes(config, sizes) / GB:.2g} GB needed"
+    return WORKS, f"{text}, {disk_bytes(run) / GB:.2g} GB needed"
 
 
 def vllm(site: Site) -> Outcome:

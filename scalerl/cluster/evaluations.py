@@ -23,9 +23,9 @@ MOST_SHARE = 0.25
 """Largest share of the completions of training that the chosen evaluations may take on top."""
 
 
-def count_of(config: RunConfig) -> int:
+def count_of(steps: int, every: int) -> int:
     """Return the number of evaluations of a run, the one before training included."""
-    return 1 + config.steps // config.evaluation.every
+    return 1 + steps // every
 
 
 def sizes_of_tasks(config: RunConfig, held_out: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -41,7 +41,7 @@ def evaluations_of(config: RunConfig, held_out: Mapping[str, int] | None = None)
     sizes = sizes_of_tasks(config, held_out or {})
     judged = [sizes[name] for name in config.main_tasks] or list(sizes.values())
     prompts, samples = min(judged, key=lambda size: size[0] * size[1])
-    return Evaluations(min(count_of(config), MOST_EVALUATIONS), max(1, prompts), samples)
+    return Evaluations(min(count_of(config.steps, config.evaluation.every), MOST_EVALUATIONS), max(1, prompts), samples)
 
 
 def share_of(config: RunConfig, count: int, held_out: Mapping[str, int] | None = None) -> float:
@@ -56,7 +56,7 @@ def curve_line(config: RunConfig, held_out: Mapping[str, int] | None = None) -> 
         config: Configuration of the run.
         held_out: Held-out prompts of tasks whose prompts are known; else as many as the configuration allows.
     """
-    if (count := count_of(config)) < MIN_POINTS:
+    if (count := count_of(config.steps, config.evaluation.every)) < MIN_POINTS:
         number = f"{count} evaluation{'s are' if count > 1 else ' is'}"
         return f"curve: {number} too few for a forecast, which needs {MIN_POINTS}; lower evaluation.every"
     return prospect_line(evaluations_of(config, held_out), share_of(config, 1, held_out))
@@ -64,7 +64,7 @@ def curve_line(config: RunConfig, held_out: Mapping[str, int] | None = None) -> 
 
 def curve_prospect(config: RunConfig, held_out: Mapping[str, int] | None = None) -> Prospect | None:
     """Return what the curve of a planned run will tell; None with too few evaluations. Arguments: see `curve_line`."""
-    if (count := count_of(config)) < MIN_POINTS:
+    if (count := count_of(config.steps, config.evaluation.every)) < MIN_POINTS:
         return None
     return replace(usual_prospect(evaluations_of(config, held_out)), share=share_of(config, count, held_out))
 
@@ -72,8 +72,16 @@ def curve_prospect(config: RunConfig, held_out: Mapping[str, int] | None = None)
 def chosen_interval(config: RunConfig, held_out: Mapping[str, int]) -> int:
     """Return the largest interval of evaluations that identifies the ceiling; the present one if it costs too much."""
     every = config.evaluation.every
-    design = enough_evaluations(evaluations_of(config, held_out)) if count_of(config) >= MIN_POINTS else None
-    count = count_of(config) if design is None else design.evaluations.count
-    if count - 1 > config.steps or count == count_of(config) or share_of(config, count, held_out) > MOST_SHARE:
+    design = (
+        enough_evaluations(evaluations_of(config, held_out))
+        if count_of(config.steps, config.evaluation.every) >= MIN_POINTS
+        else None
+    )
+    count = count_of(config.steps, config.evaluation.every) if design is None else design.evaluations.count
+    if (
+        count - 1 > config.steps
+        or count == count_of(config.steps, config.evaluation.every)
+        or share_of(config, count, held_out) > MOST_SHARE
+    ):
         return every
     return config.steps // (count - 1)

@@ -13,35 +13,27 @@ from scalerl.cluster.memory import (
     gb,
     generator_memory,
     trainer_memory,
-    weight_bytes,
 )
 from scalerl.config.base import replace
-from scalerl.config.data import TextTask
 from scalerl.config.model import TinyModel
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.models.sizes import ModelSizes, SizedModel, sizes_of
-from scalerl.placement.choices import expected_tokens, micro_batch_tokens, recomputes, slots_of
+from scalerl.models.sizes import SizedModel
 from scalerl.placement.devices import GB, USABLE, Table, described, devices, gpus_of
-
-LAB_PROMPT = 64
-"""Maximum tokens of a generated task's prompt, rounded up."""
-
-MEAN_PROMPT = 256
-"""Assumed mean tokens of prompts from files, capped at their limit."""
+from scalerl.placement.sizes import RunSizes
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Processes of a run and the memory of each GPU.
 
-    Example (8B on 80 GPUs): Layout(model=SizedModel(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
+    Example (8B on 80 GPUs): Layout(run=RunSizes(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
                                     slots_of_an_engine=12, trainer=TrainerMemory(...), expected=GeneratorMemory(...),
                                     at_limit=...)
     """
 
-    model: SizedModel
+    run: RunSizes
     devices: Table
     """Devices of all processes."""
     gpus: int
@@ -67,67 +59,53 @@ class Layout:
         return bool(apart) and not apart & gpus_of(self.devices, "trainer", "generator")
 
 
-def prompt_tokens(config: RunConfig) -> tuple[float, int]:
-    """Return the mean and the maximum prompt length, tokens."""
-    files = [task.max_prompt_tokens for task in config.data if isinstance(task, TextTask)]
-    return (min(MEAN_PROMPT, max(files)), max(files)) if files else (LAB_PROMPT / 4, LAB_PROMPT)
-
-
-def lay_out(config: RunConfig, model: SizedModel | None = None) -> Layout:
+def lay_out(run: RunSizes) -> Layout:
     """Count GPUs and bytes.
 
-    Args:
-        config: Configuration of the run.
-        model: The model's sizes and their source; None: they are looked up.
-
     Raises:
-        ConfigError: The model's sizes are unknown, or there are too few GPUs.
+        ConfigError: There are too few GPUs.
     """
-    model = model or sizes_of(config.model)
-    sizes, place = model.sizes, config.placement
-    slots = -(-slots_of(config) // place.engines)
-    mean_prompt, longest_prompt = prompt_tokens(config)
+    place = run.placement
+    slots = -(-run.slots // place.engines)
     caches = 2 if isinstance(place.engine, Custom) else 1  # for evaluations; the torch engine uses that of training
-    limit = longest_prompt + config.recipe.length.max_tokens
-    head = place.engine == "torch" and config.recipe.fp32_head
-    spare = evaluation_cache(config, sizes, limit) if place.engine == "torch" else 0.0
+    head = place.engine == "torch" and run.recipe.fp32_head
+    spare = evaluation_cache(run) if place.engine == "torch" else 0.0
 
     def memory(tokens: float) -> GeneratorMemory:
-        width = weight_bytes(config)
-        memory = generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head, width)
+        memory = generator_memory(run.model.sizes, caches * slots * tokens, place.tensor_parallel, head, run.width)
         return memory._replace(cache=memory.cache + spare)
 
-    trainer = trainer_of(config, sizes, limit)
-    table = devices(config, trainer_bytes=lambda: trainer.total)
+    trainer = trainer_of(run)
+    table = devices(run, trainer_bytes=lambda: trainer.total)
     return Layout(
-        model=model,
+        run=run,
         devices=table,
         gpus=len(gpus_of(table, "trainer", "generator", "evaluator")) - len(place.servers) * place.gpus_of_a_generator,
         slots_of_an_engine=slots,
         trainer=trainer,
-        expected=memory(mean_prompt + expected_tokens(config)),
-        at_limit=memory(limit),
+        expected=memory(run.prompt_tokens + run.expected_tokens),
+        at_limit=memory(run.row_tokens),
     )
 
 
-def trainer_of(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> TrainerMemory:
+def trainer_of(run: RunSizes) -> TrainerMemory:
     """Return the memory of each trainer with micro-batches of at least the longest row."""
-    place, hardware, checkpointing, helpers = config.placement, config.hardware, recomputes(config), 0
+    place, hardware, sizes, helpers = run.placement, run.hardware, run.model.sizes, 0
     # without threads, the configuration is not resolved: a plan for another machine
-    if hardware.device == "cpu" and hardware.trainer_threads != "auto" and place.trainer_ranks == 1:
+    if run.on_cpu and hardware.trainer_threads != "auto" and place.trainer_ranks == 1:
         from scalerl.learner.cpu import helpers_of  # it imports torch
 
-        helpers = 0 if sizes.experts or checkpointing else helpers_of(hardware)
+        helpers = 0 if sizes.experts or run.recomputed else helpers_of(hardware)
     return trainer_memory(
         sizes,
         place.trainer_ranks,
-        max(micro_batch_tokens(config), row_tokens),
-        checkpointing,
-        adapter_params(sizes, config.lora) if config.lora else 0,
+        run.widest,
+        run.recomputed,
+        adapter_params(sizes, run.lora) if run.lora else 0,
         place.expert_ranks,
-        weight_bytes(config),
+        run.width,
         helpers,
-        reference=config.recipe.kl_coefficient > 0,
+        reference=run.recipe.kl_coefficient > 0,
     )
 
 
@@ -141,23 +119,18 @@ def planned(config: RunConfig) -> RunConfig:
     return replace(config, hardware=replace(config.hardware, device=device, dtype=dtype))
 
 
-def widest(config: RunConfig) -> int:
-    """Return the padded tokens of the largest micro-batch; a rollout longer than the limit forms a separate one."""
-    return max(micro_batch_tokens(config), prompt_tokens(config)[1] + config.recipe.length.max_tokens)
-
-
-def check_layout(config: RunConfig, layout: Layout) -> None:
+def check_layout(layout: Layout) -> None:
     """Check that the model can be divided and, on GPUs, that it fits.
 
     Raises:
         ConfigError: It cannot be divided or does not fit.
     """
-    check_divides(config, layout.model.sizes)
-    place, trainer = config.placement, layout.trainer.total
+    check_divides(layout.run)
+    place, trainer = layout.run.placement, layout.trainer.total
     exact = place.engine == "torch"
     memory = (layout.at_limit if exact else layout.expected).total
     shared = layout.sharing * memory
-    if config.hardware.device == "cpu" or max(memory, trainer + shared) <= USABLE * place.gpu_gb * GB:
+    if layout.run.on_cpu or max(memory, trainer + shared) <= USABLE * place.gpu_gb * GB:
         return
     length = "the length limit" if exact else "the mean length"
     together = f", {gb(trainer + shared)} GB on a GPU that both use" if shared else ""
@@ -170,14 +143,14 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     )
 
 
-def check_divides(config: RunConfig, sizes: ModelSizes) -> None:
+def check_divides(run: RunSizes) -> None:
     """Check that engines can divide the heads of a model, and trainer ranks its experts.
 
     Raises:
         ConfigError: They cannot.
     """
-    parts, ranks = config.placement.tensor_parallel, config.placement.expert_ranks
-    most = math.gcd(sizes.experts, config.placement.trainer_ranks) if sizes.experts else 1
+    sizes, parts, ranks = run.model.sizes, run.placement.tensor_parallel, run.placement.expert_ranks
+    most = math.gcd(sizes.experts, run.placement.trainer_ranks) if sizes.experts else 1
     if most % ranks:
         raise ConfigError(
             f"placement.expert_ranks: got {ranks} for a model of {sizes.experts or 'no'} experts per layer; allowed: "
@@ -195,16 +168,16 @@ def _divisors(number: int) -> str:
     return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)
 
 
-def lines(config: RunConfig, layout: Layout) -> list[str]:
+def lines(layout: Layout) -> list[str]:
     """Return the lines that describe the layout."""
-    place = config.placement
-    out = [size_line(layout.model)]
+    run, place = layout.run, layout.run.placement
+    out = [size_line(run.model)]
     if place.scorers:
-        out.append(f"scorers: {place.scorers} actors of {config.scoring.processes(1)} cores each")
+        out.append(f"scorers: {place.scorers} actors of {run.scorer_cores} cores each")
     ranks = "one trainer process" if place.trainer_ranks == 1 else f"{place.trainer_ranks} trainer ranks (FSDP2)"
     ranks += f", experts on {place.expert_ranks}," if place.expert_ranks > 1 else ""
-    processes = f"placement: {ranks} and {_engines(config)}"
-    if config.hardware.device == "cpu":
+    processes = f"placement: {ranks} and {_engines(run)}"
+    if run.on_cpu:
         return [*out, f"{processes}, in the memory of this machine"]
     where = "one GPU for both" if layout.sharing and layout.gpus == 1 else f"{layout.gpus} GPUs"
     served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
@@ -213,11 +186,11 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
     t, g = layout.trainer, layout.at_limit
-    how = ", recomputed" if recomputes(config) else ""
+    how = ", recomputed" if run.recomputed else ""
     out.append(
         f"  trainer {gb(t.total)} GB: weights {gb(t.weights)}, masters {gb(t.masters)}, gradients {gb(t.gradients)}, "
         f"optimizer {gb(t.optimizer)}, gathered layers {gb(t.gathered)}, activations {gb(t.activations)} "
-        f"({widest(config):,} tokens{how}), logits {gb(t.logits)}"
+        f"({run.widest:,} tokens{how}), logits {gb(t.logits)}"
         + (f", reference of the KL term {gb(t.reference)}" if t.reference else "")
     )
     out.append(
@@ -243,9 +216,9 @@ def _count(value: float) -> str:
     return f"{value:,}"
 
 
-def _engines(config: RunConfig) -> str:
-    place = config.placement
+def _engines(run: RunSizes) -> str:
+    place = run.placement
     name = "vLLM" if place.engine == "vllm" else place.engine_name
     split = f" of {place.tensor_parallel} GPUs" if place.tensor_parallel > 1 else ""
     text = f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
-    return text + ", and one engine for evaluations" * config.evaluation.overlap
+    return text + ", and one engine for evaluations" * run.evaluation.overlap

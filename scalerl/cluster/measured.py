@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scalerl.cluster.speed import Lengths, StepSeconds, UpdateSeconds, updates_from_rate
+from scalerl.config.base import chosen
 from scalerl.config.length import Interruption, LengthControl
 from scalerl.config.overrides import read_config
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.rows import read_rows
-from scalerl.placement.choices import slots_of
 
 WARM_UP = 0.2
 """Share of a run's rows that is ignored, while processes warm up and slots fill."""
@@ -150,7 +150,7 @@ def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
     busy seconds = tokens / rate x (1 - idle), and decode steps = tokens / (occupancy x slots). The time for handling
     messages is neither busy nor idle in the metrics; here it is distributed over the decode steps.
     """
-    slots, engines = slots_of(run.config), run.config.placement.engines
+    slots, engines = chosen(run.config.rollouts.slots), run.config.placement.engines
     busy, idle = generator_seconds(run)
     handling = max(1.0, (math.fsum(row["step_s"] for row in run.rows) - idle) / busy) if busy > 0 else 1.0
     steps_of_rows: list[tuple[float, float, float] | None] = []

@@ -12,20 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.config.model import Lora
-from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.models.sizes import ModelSizes
-from scalerl.placement.choices import channel_name
 from scalerl.placement.devices import GB, USABLE
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.engine import EVALUATION_CACHE, PASS_BYTES
 
 BF16, FP32 = 2, 4
 """Bytes per entry."""
-
-
-def weight_bytes(config: RunConfig) -> int:
-    """Return w, the bytes of a weight."""
-    return FP32 if config.hardware.dtype == "float32" else BF16
 
 
 LOGITS = 1 << 24
@@ -134,34 +128,33 @@ CHANNEL_VERSIONS = 4
 """Versions of the weights that a channel through files or shared memory holds."""
 
 
-def trained_params(config: RunConfig, sizes: ModelSizes) -> float:
+def trained_params(run: RunSizes) -> float:
     """Return the entries that are trained: of the adapters, or of the model."""
-    return adapter_params(sizes, config.lora) if config.lora else sizes.params
+    return adapter_params(run.model.sizes, run.lora) if run.lora else run.model.sizes.params
 
 
-def sent_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+def sent_bytes(run: RunSizes) -> float:
     """Return the bytes of a version of the weights as it is sent, w params; of the adapters, if only they are sent."""
-    sent = trained_params(config, sizes) if channel_name(config) == "adapters" else sizes.params
-    return float(weight_bytes(config)) * sent
+    return float(run.width) * (trained_params(run) if run.channel == "adapters" else run.model.sizes.params)
 
 
-def disk_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+def disk_bytes(run: RunSizes) -> float:
     """Return the bytes of a run directory: checkpoints of 12 bytes per trained entry, and weights sent through files.
 
     There are the newest checkpoints, those kept for good, the one that is being written, and the best one; a short run
     makes fewer. With `evaluation.overlap` each may have the weights that are evaluated, as they are sent, which are in
     another file unless they travel through memory.
     """
-    version, name = sent_bytes(config, sizes), channel_name(config)
-    checkpoint = checkpoint_bytes(config, sizes) + version * config.evaluation.overlap
-    stored = CHANNEL_VERSIONS * (name in ("directory", "adapters"))
-    stored += config.evaluation.overlap and name != "shared-memory"
-    return checkpoint * (kept_checkpoints(config) + 1) + version * stored
+    version, overlap = sent_bytes(run), run.evaluation.overlap
+    checkpoint = checkpoint_bytes(run) + version * overlap
+    stored = CHANNEL_VERSIONS * (run.channel in ("directory", "adapters"))
+    stored += overlap and run.channel != "shared-memory"
+    return checkpoint * (kept_checkpoints(run) + 1) + version * stored
 
 
-def checkpoint_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+def checkpoint_bytes(run: RunSizes) -> float:
     """Return the bytes of the learner's part of a checkpoint: FP32 weights and both moments of each trained entry."""
-    return 3 * FP32 * trained_params(config, sizes)
+    return 3 * FP32 * trained_params(run)
 
 
 def gb(value: float) -> str:
@@ -174,29 +167,28 @@ def disk_size(count: float) -> str:
     return f"{gb(count)} GB" if count >= GB else f"{count / 1e6:,.0f} MB"
 
 
-def kept_checkpoints(config: RunConfig) -> int:
+def kept_checkpoints(run: RunSizes) -> int:
     """Return the number of checkpoints without the best one: the newest, those kept for good, and one being written."""
-    policy, interval = config.checkpoint, config.checkpoint.keep_every
-    most = policy.keep + 1 + (config.steps // interval if interval else 0)
-    return most if policy.every_minutes else min(most, -(-config.steps // policy.every))
+    policy, interval = run.checkpoint, run.checkpoint.keep_every
+    most = policy.keep + 1 + (run.steps // interval if interval else 0)
+    return most if policy.every_minutes else min(most, -(-run.steps // policy.every))
 
 
-def check_disk(config: RunConfig, sizes: ModelSizes, place: Path, written: float = 0.0) -> None:
+def check_disk(run: RunSizes, place: Path, written: float = 0.0) -> None:
     """Check that the disk of a directory has room for a run.
 
     Args:
-        config: Configuration.
-        sizes: The model.
+        run: The run.
         place: An existing directory on that disk.
         written: Bytes that the run has written already.
 
     Raises:
         ConfigError: It has not.
     """
-    free, needed = shutil.disk_usage(place).free, disk_bytes(config, sizes) - written
+    free, needed = shutil.disk_usage(place).free, disk_bytes(run) - written
     if free < needed:
         raise ConfigError(
-            f"{socket.gethostname()}:{place.resolve()}: {disk_size(free)} are free; {kept_checkpoints(config)} "
+            f"{socket.gethostname()}:{place.resolve()}: {disk_size(free)} are free; {kept_checkpoints(run)} "
             f"checkpoints, the best one and the weights that are sent need {disk_size(needed)}. Free space, lower "
             "checkpoint.keep, raise checkpoint.keep_every, or give another --run-dir"
         )
@@ -263,10 +255,10 @@ def cache_bytes_per_token(sizes: ModelSizes, tensor_parallel: int = 1, width: in
     return width * sizes.cache_width / (1 if sizes.expanded_params else tensor_parallel)
 
 
-def evaluation_cache(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
+def evaluation_cache(run: RunSizes) -> float:
     """Return the bytes by which an evaluation may enlarge an engine's cache: from one sequence to all of them."""
-    slot = row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
-    return min(max(EVALUATION_CACHE, slot), slot * -(-config.evaluated_sequences() // config.placement.engines))
+    slot = run.row_tokens * cache_bytes_per_token(run.model.sizes, 1, run.width)
+    return min(max(EVALUATION_CACHE, slot), slot * -(-run.most_evaluated // run.placement.engines))
 
 
 def generator_memory(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
 from scalerl.cluster.evaluations import count_of
-from scalerl.cluster.layout import check_layout, lay_out, prompt_tokens
+from scalerl.cluster.layout import check_layout, lay_out
 from scalerl.cluster.measured import Measured, lengths_like, lognormal
 from scalerl.cluster.memory import (
     cache_bytes_per_token,
@@ -20,7 +19,6 @@ from scalerl.cluster.memory import (
     kept_checkpoints,
     sent_bytes,
     slots_that_fit,
-    weight_bytes,
 )
 from scalerl.cluster.simulation import QUANTA, Figures, simulate_run
 from scalerl.cluster.sizing import Machine, free_of, memory_line
@@ -37,13 +35,13 @@ from scalerl.cluster.speed import (
     transfer_seconds,
     updates_from_rate,
 )
-from scalerl.config.base import chosen, replace
-from scalerl.config.run import RunConfig
+from scalerl.config.base import chosen
+from scalerl.config.base import replace as replace_part
+from scalerl.config.run import Checkpointing
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import SAVED_SAMPLES
-from scalerl.models.sizes import ModelSizes, SizedModel
-from scalerl.placement.choices import channel_name, expected_tokens, kept_busy, micro_batch_tokens, recomputes, slots_of
 from scalerl.placement.devices import GB, devices
+from scalerl.placement.sizes import RunSizes, kept_busy
 
 SIGMA = 0.8
 """Standard deviation of the logarithm of lengths that were not measured."""
@@ -68,12 +66,11 @@ MOST_GPUS, MANY_GPUS = 1024, 512
 
 @dataclass(frozen=True, slots=True)
 class SpeedInputs:
-    """Speeds that are known in addition to the configuration; the others are assumed.
+    """Speeds that are known in addition to the sizes; the others are assumed.
 
-    Example: SpeedInputs(model=SizedModel(...), assumed=Assumptions(GPUS["H100"]), generator_step_s=0.0256)
+    Example: SpeedInputs(assumed=Assumptions(GPUS["H100"]), generator_step_s=0.0256)
     """
 
-    model: SizedModel
     assumed: Assumptions
     measured: Measured | None = None
     """Measurements of runs (`--from`)."""
@@ -87,76 +84,69 @@ class SpeedInputs:
     """Updates to measure; 0: automatic."""
     sampling: Assumptions | None = None
     """Those of the generators, if they differ; None: `assumed`."""
-    prompt_tokens: float = 0.0
-    """Mean tokens of a prompt; 0: assumed."""
-    evaluated: int = 0
-    """Sequences of an evaluation; 0: as many as the configuration allows."""
 
 
-def lengths_of(config: RunConfig, measured: Measured | None) -> Lengths:
+def lengths_of(run: RunSizes, measured: Measured | None) -> Lengths:
     """Return the lengths that a simulation draws from: fitted to measured runs, or lognormal with the expected mean."""
-    control = config.recipe.length
+    control = run.recipe.length
     if measured is None:
-        return lognormal(expected_tokens(config), SIGMA, control)
+        return lognormal(run.expected_tokens, SIGMA, control)
     return lengths_like(measured.tokens_mean, measured.tokens_max, measured.batch, control)
 
 
-def speeds_of(config: RunConfig, inputs: SpeedInputs) -> tuple[Speeds, list[str]]:
-    """Return the speeds of a configuration, and lines with the source of each."""
-    steps, from_generator = _generation(config, inputs)
-    updates, from_trainer = _training(config, inputs)
+def speeds_of(run: RunSizes, inputs: SpeedInputs) -> tuple[Speeds, list[str]]:
+    """Return the speeds of a run, and lines with the source of each."""
+    steps, from_generator = _generation(run, inputs)
+    updates, from_trainer = _training(run, inputs)
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
     if inputs.transfer_s is not None:
         sending, swap, source = inputs.transfer_s, inputs.transfer_s, "as given"
-    elif inputs.measured is not None or config.hardware.device == "cpu":
+    elif inputs.measured is not None or run.on_cpu:
         sending, swap, source = 0.0, 0.0, "within the updates"
     else:
-        nodes = nodes_with_engines(config)
-        size = sent_bytes(config, inputs.model.sizes)
-        sending, swap = transfer_seconds(size, inputs.assumed, channel_name(config), nodes)
-        source = f"assumed: {channel_name(config)} to engines on {nodes} node{'s' if nodes > 1 else ''}"
+        nodes = nodes_with_engines(run)
+        sending, swap = transfer_seconds(sent_bytes(run), inputs.assumed, run.channel, nodes)
+        source = f"assumed: {run.channel} to engines on {nodes} node{'s' if nodes > 1 else ''}"
     drift: Sequence[tuple[float, float]] = ((1.0, 1.0),)
     if inputs.measured is not None:
         swap = inputs.measured.swap_s
         drift = drift if inputs.generator_step_s or inputs.trainer_rate else inputs.measured.drift
-    speeds = Speeds(steps, updates, sending, swap, inputs.prompt_tokens or prompt_tokens(config)[0], drift)
+    speeds = Speeds(steps, updates, sending, swap, run.prompt_tokens, drift)
     weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
     return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
 
 
-def nodes_with_engines(config: RunConfig) -> int:
+def nodes_with_engines(run: RunSizes) -> int:
     """Return the number of nodes that receive weights; servers given by address are told apart by their host."""
-    hosts = [at.host for (kind, _), at in devices(config).items() if kind == "generator"]
+    hosts = [at.host for (kind, _), at in devices(run).items() if kind == "generator"]
     return len({urlsplit(host).hostname or host for host in hosts})
 
 
-def _generation(config: RunConfig, inputs: SpeedInputs) -> tuple[StepSeconds, str]:
+def _generation(run: RunSizes, inputs: SpeedInputs) -> tuple[StepSeconds, str]:
     if inputs.generator_step_s:
         return (lambda running, context: inputs.generator_step_s), "tokens/s as given"
     if inputs.measured is not None:
         line = f"{1e3 * inputs.measured.base_s:.3g} ms + {1e6 * inputs.measured.slope_s:.3g} us per running sequence"
         return inputs.measured.step_seconds, f"measured, a decode step takes {line}"
     assumed = inputs.sampling or inputs.assumed
-    steps = decode_roofline(inputs.model.sizes, assumed, config.placement.gpus_of_a_generator)
-    if config.placement.engine != "vllm":
+    steps = decode_roofline(run.model.sizes, assumed, run.placement.gpus_of_a_generator)
+    if run.placement.engine != "vllm":
         return steps, "a roofline (assumed)"
     rate = assumed.server
     return lambda running, context: max(steps(running, context), running / rate), "a roofline (assumed)"
 
 
-def _training(config: RunConfig, inputs: SpeedInputs) -> tuple[UpdateSeconds, str]:
-    ranks = config.placement.trainer_ranks
+def _training(run: RunSizes, inputs: SpeedInputs) -> tuple[UpdateSeconds, str]:
+    ranks = run.placement.trainer_ranks
     if inputs.trainer_rate:
         rate = inputs.trainer_rate * ranks
         return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} rank{'s' * (ranks > 1)}"
     if inputs.measured is not None:
         rate = inputs.measured.trainer_tokens_per_s * ranks / inputs.measured.ranks
         return inputs.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
-    micro_batch, checkpointing = micro_batch_tokens(config), recomputes(config)
-    work = (ranks, micro_batch, inputs.prompt_tokens or prompt_tokens(config)[0], checkpointing)
-    expert_ranks = config.placement.expert_ranks
-    reference = config.recipe.kl_coefficient > 0
-    return training_roofline(inputs.model.sizes, inputs.assumed, *work, expert_ranks, reference), "a roofline (assumed)"
+    work = (ranks, run.micro_batch_tokens, run.prompt_tokens, run.recomputed, run.placement.expert_ranks)
+    reference = run.recipe.kl_coefficient > 0
+    return training_roofline(run.model.sizes, inputs.assumed, *work, reference), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,29 +186,29 @@ class RunEstimate:
         return values | figures | {"useful_tokens_per_s": self.figures.useful_tokens_per_s}
 
 
-def simulate(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, *, coarse: bool = False) -> RunEstimate:
-    """Simulate one configuration; `coarse`: in a sixth of the time, good enough to compare splits."""
-    speeds, _ = speeds_of(config, inputs)
-    automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // config.recipe.completions_per_step))
+def simulate(run: RunSizes, inputs: SpeedInputs, lengths: Lengths, *, coarse: bool = False) -> RunEstimate:
+    """Simulate a run; `coarse`: in a sixth of the time, good enough to compare splits."""
+    speeds, _ = speeds_of(run, inputs)
+    automatic = max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // run.recipe.completions_per_step))
     updates = inputs.updates or (LEAST_UPDATES if coarse else automatic)
-    figures = simulate_run(config, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
+    figures = simulate_run(run, speeds, lengths, updates, QUANTA // 4 if coarse else QUANTA)
     busy = 2.0 - figures.generator_idle - figures.trainer_idle
-    if busy > 1.0 and lay_out(config, inputs.model).sharing:
+    if busy > 1.0 and lay_out(run).sharing:
         rates = ("tokens_per_s", "trained_tokens_per_s", "updates_per_h")  # the work of both takes turns on one GPU
-        figures = dataclasses.replace(figures, **{name: getattr(figures, name) / busy for name in rates})
-    return run_estimate(config, inputs, figures, evaluation_seconds(config, speeds, lengths, inputs.evaluated))
+        figures = replace(figures, **{name: getattr(figures, name) / busy for name in rates})
+    return run_estimate(run, inputs, figures, evaluation_seconds(run, speeds, lengths))
 
 
-def batch_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> tuple[float, float]:
+def batch_seconds(run: RunSizes, speeds: Speeds, lengths: Lengths) -> tuple[float, float]:
     """Return the seconds of sampling a batch with full slots, and those of its update with sending its weights."""
-    batch, engines, mean = config.recipe.completions_per_step, config.placement.engines, float(lengths.mean())
-    n = slots_of(config) / engines
+    batch, engines, mean = run.recipe.completions_per_step, run.placement.engines, float(lengths.mean())
+    n = run.slots / engines
     update_s = speeds.update_seconds(lengths[:batch]) + speeds.transfer_s
     return batch * mean / (engines * n / speeds.mean_step(n, mean)), update_s
 
 
-def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_s: float) -> RunEstimate:
-    """Return the outcome of a simulated configuration, with the time of its evaluations and checkpoints.
+def run_estimate(run: RunSizes, inputs: SpeedInputs, figures: Figures, eval_s: float) -> RunEstimate:
+    """Return the outcome of a simulated run, with the time of its evaluations and checkpoints.
 
     Seconds of an update: 3600 / updates_per_h + checkpoint_s / updates between checkpoints + late_s / updates between
     evaluations. An evaluation stops training for late_s = eval_s seconds or, on a GPU of its own, for those by which it
@@ -226,146 +216,122 @@ def run_estimate(config: RunConfig, inputs: SpeedInputs, figures: Figures, eval_
     for in full.
     """
     # one process only copies its state to the host before training goes on; ranks write it together
-    rate = inputs.assumed.host if config.placement.trainer_ranks == 1 else inputs.assumed.disk
-    checkpoint_s = checkpoint_bytes(config, inputs.model.sizes) / rate if config.hardware.device == "cuda" else 0.0
+    rate = inputs.assumed.host if run.placement.trainer_ranks == 1 else inputs.assumed.disk
+    checkpoint_s = checkpoint_bytes(run) / rate if run.hardware.device == "cuda" else 0.0
     update_s = 3600.0 / figures.updates_per_h
-    update_s += checkpoint_s / updates_between_checkpoints(config, update_s)
-    place, layout, every = config.placement, lay_out(config, inputs.model), config.evaluation.every
+    update_s += checkpoint_s / updates_between_checkpoints(run.checkpoint, update_s)
+    place, layout, every = run.placement, lay_out(run), run.evaluation.every
     late_s = max(0.0, eval_s - every * update_s) if layout.evaluates_apart else eval_s
-    hours = (config.steps * update_s + config.steps // every * late_s + eval_s) / 3600.0
+    hours = (run.steps * update_s + run.steps // every * late_s + eval_s) / 3600.0
     device_hours = hours * max(1, layout.gpus)
     return RunEstimate(
         trainer_ranks=place.trainer_ranks,
         generators=place.engines,
         gpus=layout.gpus,
-        slots=slots_of(config),
+        slots=run.slots,
         figures=figures,
-        micro_batch_tokens=micro_batch_tokens(config),
-        recomputed=recomputes(config),
+        micro_batch_tokens=run.micro_batch_tokens,
+        recomputed=run.recomputed,
         eval_s=eval_s,
         checkpoint_s=checkpoint_s,
         evaluated_updates_per_h=3600.0 / (update_s + late_s / every),
         hours=hours,
         device_hours=device_hours,
-        money=None if config.price is None else device_hours * config.price,
+        money=None if run.price is None else device_hours * run.price,
     )
 
 
-def updates_between_checkpoints(config: RunConfig, update_s: float) -> float:
+def updates_between_checkpoints(policy: Checkpointing, update_s: float) -> float:
     """Return the updates between two checkpoints: `checkpoint.every`, or fewer if its minutes are over before."""
-    policy = config.checkpoint
     return max(1.0, min(policy.every, 60.0 * policy.every_minutes / update_s if policy.every_minutes else math.inf))
 
 
-def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths, sequences: int = 0) -> float:
+def evaluation_seconds(run: RunSizes, speeds: Speeds, lengths: Lengths) -> float:
     """Return the seconds of one evaluation: all tokens with full slots, then the longest completion alone.
 
     tokens / (engines x n / step(n)) + longest x step(1), with n sequences per engine.
     """
-    sequences, place = sequences or config.evaluated_sequences(), config.placement
-    engines, mean = 1 if config.evaluation.overlap else place.engines, float(lengths.mean())
-    n = max(1, min(slots_of(config) // place.engines, math.ceil(sequences / engines)))
+    sequences, mean = run.evaluated, float(lengths.mean())
+    engines = 1 if run.evaluation.overlap else run.placement.engines
+    n = max(1, min(run.slots // run.placement.engines, math.ceil(sequences / engines)))
     alone = speeds.step_seconds(1, speeds.prompt_tokens + mean)
     return sequences * mean / (engines * n / speeds.mean_step(n, mean)) + float(lengths.max()) * alone
 
 
-def run_lines(
-    config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, prompt: float = 0.0, evaluated: int = 0
-) -> list[str]:
-    """Return lines with the memory that a run on this machine needs, what is free, and its expected duration.
-
-    Args:
-        config: Configuration with its sizes.
-        sizes: The model.
-        row_tokens: Most tokens of a prompt and its completion.
-        machine: Memory of the host, and of each GPU.
-        prompt: Mean tokens of a prompt; 0: assumed.
-        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
-    """
-    lines, gpu = [memory_line(config, sizes, row_tokens, machine)], machine.gpu
+def run_lines(run: RunSizes, machine: Machine) -> list[str]:
+    """Return lines with the memory that a run on this machine needs, what is free, and its expected duration."""
+    lines, gpu = [memory_line(run, machine)], machine.gpu
     if gpu is not None and not machine.elsewhere:
-        layout = lay_out(config, SizedModel(sizes, ""))
+        layout = lay_out(run)
         trains, samples = (memory.total / GB for memory in (layout.trainer, layout.at_limit))
         lines.append(
             f"GPU memory (estimate): trainer {trains:.1f} GB, generator {samples:.1f} GB at the length limit"
             f"{', on the same GPU' if layout.sharing else ''}; {free_of(gpu)}"
         )
-    duration = duration_line(config, sizes, machine, prompt, evaluated)
-    return [*lines, disk_line(config, sizes), *([duration] if duration else [])]
+    return [*lines, disk_line(run), *filter(None, [duration_line(run, machine)])]
 
 
 ROW_BYTES, TEXT_BYTES, RECORD_BYTES = 2_000, 8, 8
 """Bytes of a row of metrics.jsonl, and of a token of a saved rollout as text and as a record."""
 
 
-def disk_line(config: RunConfig, sizes: ModelSizes) -> str:
+def disk_line(run: RunSizes) -> str:
     """Return the disk that a run needs for checkpoints, and how fast its rows grow."""
-    tokens, in_flight = expected_tokens(config), 0.0
-    if config.placement.engine == "torch":
-        mean_row = prompt_tokens(config)[0] + tokens / 2
-        in_flight = slots_of(config) * mean_row * cache_bytes_per_token(sizes, width=weight_bytes(config))
-    whole, kept = checkpoint_bytes(config, sizes) + in_flight, kept_checkpoints(config) + 1
-    evaluation = (config.evaluation.saved * len(config.data) + SAVED_SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
-    rows = 1_000 * (ROW_BYTES + evaluation / config.evaluation.every)
+    tokens, in_flight = run.expected_tokens, 0.0
+    if run.placement.engine == "torch":
+        mean_row = run.prompt_tokens + tokens / 2
+        in_flight = run.slots * mean_row * cache_bytes_per_token(run.model.sizes, width=run.width)
+    whole, kept = checkpoint_bytes(run) + in_flight, kept_checkpoints(run) + 1
+    evaluation = (run.evaluation.saved * run.tasks + SAVED_SAMPLES) * tokens * (TEXT_BYTES + RECORD_BYTES)
+    rows = 1_000 * (ROW_BYTES + evaluation / run.evaluation.every)
     return (
         f"disk (estimate): {disk_size(whole)} a checkpoint, at most {kept} of them; "
         f"rows and saved rollouts take {disk_size(rows)} per 1,000 updates"
     )
 
 
-def duration_line(
-    config: RunConfig, sizes: ModelSizes, machine: Machine, prompt: float = 0.0, evaluated: int = 0
-) -> str:
-    """Return the expected duration of a run in words, with the speeds that it is estimated from; empty if unknown.
-
-    Arguments as for `expected_here`.
-    """
-    if (found := expected_here(config, sizes, machine, prompt, evaluated)) is None:
+def duration_line(run: RunSizes, machine: Machine) -> str:
+    """Return the expected duration of a run in words, with the speeds that it is estimated from; empty if unknown."""
+    if (found := expected_here(run, machine)) is None:
         return ""
-    run, inputs = found
-    generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths_of(config, None))
+    expected, inputs = found
+    generate_s, train_s = batch_seconds(run, speeds_of(run, inputs)[0], lengths_of(run, None))
     gpu = inputs.assumed.gpu
     source = f"the data sheet of {gpu.name}"
     if machine.gpu is None:
         source = f"a product on this CPU at {gpu.flops / 1e9:,.0f} GFLOP/s"
     return (
-        f"duration (estimate): {in_units(3600.0 / run.figures.updates_per_h)} per update (sampling "
-        f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * run.hours)} for {config.steps:,} "
-        f"updates and {count_of(config)} evaluations of {in_units(run.eval_s)}; from a simulation with FLOPs, a mean "
-        f"length of {expected_tokens(config):,} tokens, and {source}"
+        f"duration (estimate): {in_units(3600.0 / expected.figures.updates_per_h)} per update (sampling "
+        f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * expected.hours)} for "
+        f"{run.steps:,} updates and {count_of(run.steps, run.evaluation.every)} evaluations of "
+        f"{in_units(expected.eval_s)}; from a simulation with FLOPs, a mean length of {run.expected_tokens:,} tokens, "
+        f"and {source}"
     )
 
 
-def expected_here(
-    config: RunConfig, sizes: ModelSizes, machine: Machine, prompt: float = 0.0, evaluated: int = 0
-) -> tuple[RunEstimate, SpeedInputs] | None:
+def expected_here(run: RunSizes, machine: Machine) -> tuple[RunEstimate, SpeedInputs] | None:
     """Return what is expected of a run on this machine, and the speeds; None with vLLM's CPU build, whose are unknown.
 
-    Args:
-        config: Configuration with its slots and threads.
-        sizes: The model.
-        machine: Memory of the host, and of each GPU, with its name as torch reports it.
-        prompt: Mean tokens of a prompt; 0: assumed.
-        evaluated: Sequences of an evaluation; 0: as many as the configuration allows.
+    `machine` has the name of its GPUs as torch reports it.
     """
     if machine.gpu is not None:
         name = machine.gpu.limit.replace(" ", "")
         known = next((one for one in GPUS.values() if one.name in name), GPUS["H100"])
         samples = trains = Assumptions(known)
-    elif config.placement.engine == "vllm":
+    elif run.placement.engine == "vllm":
         return None
     else:
-        threads = config.hardware.generator_threads, config.hardware.trainer_threads
-        samples, trains = (this_cpu(chosen(count), sizes.layers) for count in threads)
-    inputs = SpeedInputs(SizedModel(sizes, ""), trains, sampling=samples, prompt_tokens=prompt, evaluated=evaluated)
-    return expected_run(config, inputs), inputs
+        threads = run.hardware.generator_threads, run.hardware.trainer_threads
+        samples, trains = (this_cpu(chosen(count), run.model.sizes.layers) for count in threads)
+    inputs = SpeedInputs(trains, sampling=samples)
+    return expected_run(run, inputs), inputs
 
 
-def expected_run(config: RunConfig, inputs: SpeedInputs) -> RunEstimate:
+def expected_run(run: RunSizes, inputs: SpeedInputs) -> RunEstimate:
     """Return what the simulation of a few updates expects of a run."""
     # decode steps in lockstep take long to simulate one by one, and change the duration of a run little
-    eager = replace(config, rollouts=replace(config.rollouts, schedule="eager"))
-    return simulate(eager, dataclasses.replace(inputs, updates=ESTIMATED), lengths_of(config, None), coarse=True)
+    eager = replace(run, schedule="eager")
+    return simulate(eager, replace(inputs, updates=ESTIMATED), lengths_of(run, None), coarse=True)
 
 
 def in_units(seconds: float) -> str:
@@ -382,51 +348,43 @@ def in_units(seconds: float) -> str:
 # -------------------------------------------------------------------------------------------------------------- splits
 
 
-def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, model: SizedModel) -> RunConfig:
-    """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
-    own = config.placement.gpus_of_a_generator
-    place = replace(
-        config.placement, trainer_ranks=ranks, generators=generators, gpus_per_generator=own, servers=(), gpus=None
+def with_split(run: RunSizes, ranks: int, generators: int, lengths: Lengths) -> RunSizes:
+    """Return a run with another split; open slots become those that fit and can be kept busy."""
+    own, mean = run.placement.gpus_of_a_generator, float(lengths.mean())
+    place = replace_part(
+        run.placement, trainer_ranks=ranks, generators=generators, gpus_per_generator=own, servers=(), gpus=None
     )
-    changed = replace(config, placement=place)
-    if config.rollouts.slots != "auto":
-        return changed
-    mean_prompt, _ = prompt_tokens(config)
-    tokens = mean_prompt + float(lengths.mean())
-    fit = slots_that_fit(model.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
-    busy = int(kept_busy(config, float(lengths.mean()) / float(lengths.max())))
-    slots = max(generators, min(fit * generators, max(busy, config.recipe.completions_per_step)))
-    return replace(changed, rollouts=replace(config.rollouts, slots=slots))
+    slots = run.slots
+    if "slots" in run.open:
+        fit = slots_that_fit(run.model.sizes, run.prompt_tokens + mean, place.gpu_gb * GB, place.tensor_parallel)
+        busy = int(kept_busy(run.recipe, mean / float(lengths.max())))
+        slots = max(generators, min(fit * generators, max(busy, run.recipe.completions_per_step)))
+    return replace(run, placement=place, slots=slots)
 
 
 SAME = 0.99
 """Share of the best useful tokens per second from which on fewer slots and fresher tokens count instead."""
 
 
-def with_layout(
-    config: RunConfig, inputs: SpeedInputs, lengths: Lengths, micro_batches: Sequence[int] = ()
-) -> RunConfig:
-    """Return a configuration with the fastest micro-batch, recomputed or not, of those with which it fits.
+def with_layout(run: RunSizes, inputs: SpeedInputs, lengths: Lengths, micro_batches: Sequence[int] = ()) -> RunSizes:
+    """Return a run with the fastest micro-batch, recomputed or not, of those with which it fits.
 
     Args:
-        config: Configuration with its split. Sizes that the user has set are kept.
+        run: The run with its split. Sizes that the user has set are kept.
         inputs: Known speeds.
         lengths: Lengths of completions.
-        micro_batches: Tokens of a micro-batch to try if the user has set none; empty: the configuration's.
+        micro_batches: Tokens of a micro-batch to try if the user has set none; empty: the run's.
 
     Raises:
         ConfigError: It fits with none.
     """
-    learner, batch, problem = config.learner, lengths[: config.recipe.completions_per_step], None
-    given_tokens = learner.micro_batch_tokens
-    sizes = [given_tokens] if given_tokens != "auto" else micro_batches or [micro_batch_tokens(config)]
-    recomputing = [False, True] if learner.gradient_checkpointing == "auto" else [learner.gradient_checkpointing]
-    fitting: list[tuple[float, int, RunConfig]] = []
-    for tokens, recomputed in product(sizes, recomputing):
-        own = replace(learner, micro_batch_tokens=tokens, gradient_checkpointing=recomputed)
-        candidate = replace(config, learner=own)
+    batch, problem = lengths[: run.recipe.completions_per_step], None
+    sizes = micro_batches if micro_batches and "micro_batch_tokens" in run.open else [run.micro_batch_tokens]
+    fitting: list[tuple[float, int, RunSizes]] = []
+    for tokens, recomputed in product(sizes, [False, True] if "recomputed" in run.open else [run.recomputed]):
+        candidate = replace(run, micro_batch_tokens=tokens, recomputed=recomputed)
         try:
-            check_layout(candidate, lay_out(candidate, inputs.model))
+            check_layout(lay_out(candidate))
         except ConfigError as error:
             problem = problem or error
             continue
@@ -437,19 +395,19 @@ def with_layout(
     return min(fitting)[2]
 
 
-def fewer_slots(config: RunConfig, inputs: SpeedInputs, lengths: Lengths, best: RunEstimate) -> RunEstimate:
+def fewer_slots(run: RunSizes, inputs: SpeedInputs, lengths: Lengths, best: RunEstimate) -> RunEstimate:
     """Return the outcome with the fewest slots, in eighths of the best one's, that has SAME of its useful tokens.
 
     Slots that the schedule leaves empty cost memory, and generation that runs ahead of training makes tokens stale.
     """
-    if config.rollouts.slots != "auto":
+    if "slots" not in run.open:
         return best
-    result, least = best, config.placement.engines
+    result, least = best, run.placement.engines
     for eighths in range(7, 0, -1):
         slots = max(least, best.slots * eighths // 8)
         if slots >= result.slots:
             break
-        fewer = simulate(replace(config, rollouts=replace(config.rollouts, slots=slots)), inputs, lengths)
+        fewer = simulate(replace(run, slots=slots), inputs, lengths)
         if fewer.figures.useful_tokens_per_s < SAME * best.figures.useful_tokens_per_s:
             break
         result = fewer
@@ -486,16 +444,16 @@ def check_searched(gpus: int) -> None:
 
 
 def best_split(
-    config: RunConfig, inputs: SpeedInputs, lengths: Lengths, gpus: int, micro_batches: Sequence[int] = ()
+    run: RunSizes, inputs: SpeedInputs, lengths: Lengths, gpus: int, micro_batches: Sequence[int] = ()
 ) -> list[RunEstimate]:
     """Search for the best split, starting at the most balanced one, in growing and then shrinking steps.
 
     Args:
-        config: Configuration; slots, micro-batch and recomputation that it leaves open are chosen.
+        run: The run; open slots, micro-batch and recomputation are chosen.
         inputs: Known speeds.
         lengths: Lengths of completions.
         gpus: GPUs of the run.
-        micro_batches: Tokens of a micro-batch to try; empty: the configuration's.
+        micro_batches: Tokens of a micro-batch to try; empty: the run's.
 
     Returns:
         The simulated splits. The first has at least SAME of the most useful tokens per second, and of those that do the
@@ -506,11 +464,14 @@ def best_split(
     """
     check_searched(gpus)
     fitting, reason = [], ""
-    for ranks, generators in splits(gpus, config.placement.gpus_of_a_generator, inputs.assumed.node):
-        if ranks % config.placement.expert_ranks:
+    for ranks, generators in splits(gpus, run.placement.gpus_of_a_generator, inputs.assumed.node):
+        if ranks % run.placement.expert_ranks:
+            continue
+        if "slots" not in run.open and run.slots < generators:
+            reason = f"rollouts.slots: got {run.slots} for {generators} generators; allowed: at least one for each."
             continue
         try:
-            candidate = with_split(config, ranks, generators, lengths, inputs.model)
+            candidate = with_split(run, ranks, generators, lengths)
             fitting.append(with_layout(candidate, inputs, lengths, micro_batches))
         except ConfigError as error:
             reason = str(error)
@@ -539,14 +500,14 @@ def best_split(
     as_good = [index for index in outcomes if useful(index) >= SAME * useful(best)]
     best = min(as_good, key=lambda index: (outcomes[index].figures.staleness_mean, -useful(index)))
     first = outcomes.pop(best) if gpus <= MANY_GPUS else simulate(fitting[best], inputs, lengths)
-    first = fewer_slots(replace(fitting[best], rollouts=config.rollouts), inputs, lengths, first)
+    first = fewer_slots(fitting[best], inputs, lengths, first)
     others = [outcome for index, outcome in outcomes.items() if index != best]
     return [first, *sorted(others, key=lambda outcome: -outcome.figures.useful_tokens_per_s)]
 
 
-def balance(config: RunConfig, inputs: SpeedInputs, lengths: Lengths) -> float:
+def balance(run: RunSizes, inputs: SpeedInputs, lengths: Lengths) -> float:
     """Return the seconds of generating a batch with full slots, divided by the seconds of its update."""
-    generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths)
+    generate_s, train_s = batch_seconds(run, speeds_of(run, inputs)[0], lengths)
     return generate_s / train_s
 
 

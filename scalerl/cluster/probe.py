@@ -19,7 +19,6 @@ from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.limits import TCP_CONNECT_S
 from scalerl.core.machine import Memory, gpu_memory
-from scalerl.placement.choices import recomputes
 from scalerl.placement.devices import driver_advice, driver_version, gpu_problem
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class Probe:
         forms = ("padded", "packed", "shared") if can_pack(model) else ("padded",)
         for form in forms if packing == "auto" else (packing,):
             policy = Policy(copy.deepcopy(model).to(_device()), fp32_head=config.recipe.fp32_head)
-            again = recomputes(config)
+            again = config.learner.gradient_checkpointing is True
             learner = SingleLearner(policy, Recipe(loss=Reinforce()), packing=form, gradient_checkpointing=again)
             stats = learner.step(batch)
             error = max(abs(stats.loss / expected - 1), _error(learner.tensors(), stats.grad_norm, gradient))

@@ -27,7 +27,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scalerl.cluster.layout import prompt_tokens, widest
 from scalerl.config.base import replace
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError, raising
@@ -35,6 +34,7 @@ from scalerl.core.limits import REHEARSAL_S
 from scalerl.core.remote import End, LocalRemote
 from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.models.sizes import SizedModel
+from scalerl.placement.sizes import RunSizes
 
 SENT = {
     "_allgather_base_": "all-gather",
@@ -74,14 +74,14 @@ class Rehearsal(NamedTuple):
         return sum(self.parts.values())
 
 
-def rehearse(config: RunConfig, sized: SizedModel) -> Rehearsal:
-    """Rehearse an update in a child process.
+def rehearse(config: RunConfig, run: RunSizes) -> Rehearsal:
+    """Rehearse an update of a run with this configuration in a child process.
 
     Raises:
         ConfigError: The model cannot be built or trained.
         ProcessDied: The process failed or did not finish in time.
     """
-    remote = LocalRemote(partial(_run, config, sized), "the rehearsal (process {})")
+    remote = LocalRemote(partial(_run, config, run), "the rehearsal (process {})")
     try:
         result: Rehearsal = remote.receive(REHEARSAL_S)
         return result
@@ -89,19 +89,19 @@ def rehearse(config: RunConfig, sized: SizedModel) -> Rehearsal:
         remote.end()
 
 
-def _run(config: RunConfig, sized: SizedModel, end: End) -> None:
-    start, ranks = time.perf_counter(), config.placement.trainer_ranks
+def _run(config: RunConfig, run: RunSizes, end: End) -> None:
+    start, ranks = time.perf_counter(), run.placement.trainer_ranks
     _replace_cpu_code()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     with fakes, Answers(fakes) as answers:
-        learner = _learner(config, sized, mesh, answers)
+        learner = _learner(config, run, mesh, answers)
         answers.number = 1.0
-        learner.step(full_batch(config, learner.policy.vocab_size, 1))  # creates the state of the optimizer
+        learner.step(full_batch(run, learner.policy.vocab_size, 1))  # creates the state of the optimizer
         answers.sent.clear()
         with _memory(learner, alone=ranks == 1) as memory:
-            learner.step(full_batch(config, learner.policy.vocab_size, 2))
+            learner.step(full_batch(run, learner.policy.vocab_size, 2))
     (peak,) = (kinds for device, kinds in memory.get_tracker_snapshot("peak").items() if device.type == "cpu")
     bytes_of = {getattr(kind, "value", kind): size for kind, size in peak.items()}
     parts = {part: sum(bytes_of.get(kind, 0) for kind in kinds) for part, kinds in PARTS.items()}
@@ -171,12 +171,11 @@ def _replace_cpu_code() -> None:
         setattr(owner, name, own)
 
 
-def full_batch(config: RunConfig, vocabulary: int, micro_batches: int) -> TrainBatch:
+def full_batch(run: RunSizes, vocabulary: int, micro_batches: int) -> TrainBatch:
     """Return a batch from which every rank gets `micro_batches` micro-batches of the widest size."""
-    tokens = widest(config)
-    longest = prompt_tokens(config)[1] + config.recipe.length.max_tokens
-    rows = -(-tokens // longest)  # of a micro-batch
-    shape = (config.placement.trainer_ranks * micro_batches * rows, tokens // rows)
+    tokens = run.widest
+    rows = -(-tokens // run.row_tokens)  # of a micro-batch
+    shape = (run.placement.trainer_ranks * micro_batches * rows, tokens // rows)
     trained_BT = torch.ones(shape, dtype=torch.bool)
     trained_BT[:, 0] = False
     tokens_BT = torch.arange(shape[1]).remainder(vocabulary).expand(shape)
@@ -187,7 +186,7 @@ def full_batch(config: RunConfig, vocabulary: int, micro_batches: int) -> TrainB
 # -------------------------------------------------------------------------------------------------------- the learner
 
 
-def _learner(config: RunConfig, sized: SizedModel, mesh: Any, answers: Answers) -> Any:
+def _learner(config: RunConfig, run: RunSizes, mesh: Any, answers: Answers) -> Any:
     """Build the learner of a rank as ranks.py does, with fake weights."""
     from transformers import AutoModelForCausalLM
 
@@ -196,7 +195,7 @@ def _learner(config: RunConfig, sized: SizedModel, mesh: Any, answers: Answers) 
     from scalerl.learner.ranks import sharded_learner, single_learner
     from scalerl.models.lora import LoraPolicy
     from scalerl.models.policy import Policy
-    from scalerl.placement.choices import micro_batch_tokens, policy_spec, recomputes
+    from scalerl.placement.choices import policy_spec
 
     dtype = config.hardware.dtype
     config = replace(config, hardware=replace(config.hardware, trainer_helpers=0))
@@ -204,15 +203,15 @@ def _learner(config: RunConfig, sized: SizedModel, mesh: Any, answers: Answers) 
     config = replace(config, learner=replace(config.learner, compile=False))
     alone = config.placement.trainer_ranks == 1
     weights = getattr(torch, dtype) if alone else torch.float32
-    model = AutoModelForCausalLM.from_config(architecture(sized), dtype=weights, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(architecture(run.model), dtype=weights, attn_implementation="sdpa")
     policy = Policy(model, fp32_head=config.recipe.fp32_head)
     answers.built = True
     if config.lora:
         policy = LoraPolicy(policy, config.lora, 0)
     if not alone:
         shard(policy, mesh, getattr(torch, dtype), expert_ranks=config.placement.expert_ranks)
-    model, tokens = policy_spec(config, sized.source), micro_batch_tokens(config)
-    settings = replace(config.learner, micro_batch_tokens=tokens, gradient_checkpointing=recomputes(config))
+    model = policy_spec(config, run.model.source)
+    settings = replace(config.learner, micro_batch_tokens=run.micro_batch_tokens, gradient_checkpointing=run.recomputed)
     spec = LearnerSpec(model, config.recipe, settings, config.hardware, config.placement)
     return single_learner(spec, policy) if alone else sharded_learner(spec, policy)
 

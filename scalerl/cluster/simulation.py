@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, SimulatedEngine, by_key
 from scalerl.cluster.speed import Lengths, Speeds
-from scalerl.config.run import RunConfig
-from scalerl.placement.choices import generation_of, schedule_name, slots_of
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.coordinator import Coordinator, Formed, NewVersion
 from scalerl.rollouts.schedule import first_visits, schedule_of
 from scalerl.types import Prompt, Visit
@@ -188,11 +187,11 @@ class Figures:
         return self.tokens_per_s * (1.0 - self.dropped_share) * (1.0 - self.stale_share)
 
 
-def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: int, quanta: int = QUANTA) -> Figures:
+def simulate_run(run: RunSizes, speeds: Speeds, lengths: Lengths, updates: int, quanta: int = QUANTA) -> Figures:
     """Simulate a run in its steady state.
 
     Args:
-        config: Configuration of the run.
+        run: The run.
         speeds: Durations.
         lengths: Lengths that completions are drawn from.
         updates: Number of updates to measure.
@@ -201,24 +200,24 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
     Raises:
         Stuck: Neither side can continue.
     """
-    recipe, count, slots = config.recipe, config.placement.engines, slots_of(config)
+    recipe, count, slots, generation = run.recipe, run.placement.engines, run.slots, run.generation
     clock, length_of = Clock(), by_key(lengths)
-    kind = ExactSimulatedEngine if schedule_name(config) == "deterministic" else SimulatedEngine
+    kind = ExactSimulatedEngine if run.schedule == "deterministic" else SimulatedEngine
     engines = [kind(slots // count + (number < slots % count), length_of, speeds, clock) for number in range(count)]
-    schedule = schedule_of(recipe, generation_of(config))
-    coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed)
+    schedule = schedule_of(recipe, generation)
+    coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, run.seed)
     mean = float(lengths.mean())
     batch_steps = mean * recipe.completions_per_step / slots
     poll_s = speeds.mean_step(engines[0].slots, mean) * max(1.0, min(mean, batch_steps) / quanta)
     trainer = SimulatedTrainer(coordinator, speeds, clock, recipe.off_policy.samples_with, poll_s)
-    trainer.start(first_visits(recipe, generation_of(config)))
+    trainer.start(first_visits(recipe, generation))
 
     def counters() -> npt.NDArray[np.float64]:
         stats, idle_s = coordinator.stats(), trainer.blocked_s + sum(engine.empty_s for engine in engines) / count
         return np.array([clock.now, stats.tokens, stats.slot_steps, idle_s, trainer.worked_s])
 
     untrained: list[int] = []
-    while not _steady(config, lengths, untrained):
+    while not _steady(run, lengths, untrained):
         for formed in trainer.step():
             trainer.train(formed)
             untrained.append(len(trainer.under_way))
@@ -230,19 +229,19 @@ def simulate_run(config: RunConfig, speeds: Speeds, lengths: Lengths, updates: i
     return _figures((counters() - before).tolist(), trained)
 
 
-def _steady(config: RunConfig, lengths: Lengths, untrained: Sequence[int]) -> bool:
+def _steady(run: RunSizes, lengths: Lengths, untrained: Sequence[int]) -> bool:
     """Return whether a run is in its steady state.
 
     The ramp-up is over: k + 1 updates, and those during the longest completion. And generation has not moved further
     ahead of training for k + 1 batches. If training is only slightly slower than generation, this takes many updates.
 
     Args:
-        config: Configuration of the run.
+        run: The run.
         lengths: Lengths of completions.
         untrained: Number of untrained batches at each completion of a batch.
     """
-    window = config.recipe.off_policy.max_lag + 1
-    slots_batches = slots_of(config) / config.recipe.completions_per_step
+    window = run.recipe.off_policy.max_lag + 1
+    slots_batches = run.slots / run.recipe.completions_per_step
     ramp = window + math.ceil(float(lengths.max() / lengths.mean()) * slots_batches)
     if len(untrained) < ramp:
         return False

@@ -8,11 +8,11 @@ sequences at the length limit and a micro-batch of the longest rollout.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from scalerl.cluster.layout import prompt_tokens, trainer_of
+from scalerl.cluster.layout import trainer_of
 from scalerl.cluster.memory import (
     PROCESS,
     WORKER,
@@ -23,26 +23,17 @@ from scalerl.cluster.memory import (
     gb,
     generator_memory,
     pass_memory,
-    weight_bytes,
 )
-from scalerl.config.base import chosen, replace
-from scalerl.config.data import TextTask
-from scalerl.config.length import Interruption
+from scalerl.config.base import chosen
+from scalerl.config.base import replace as replace_part
 from scalerl.config.model import Lora
 from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Custom
-from scalerl.config.run import Learner, RunConfig
+from scalerl.config.run import Learner
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory, gpu_memory, host_memory, resident_bytes
-from scalerl.models.sizes import ModelSizes
-from scalerl.placement.choices import (
-    channel_name,
-    micro_batch_tokens,
-    recomputes,
-    slots_of,
-    trains_in_loop,
-)
 from scalerl.placement.devices import GB, USABLE, devices, shares_gpus
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.shared_memory import channel_versions
 
 SHARE = 0.5
@@ -55,9 +46,6 @@ much."""
 
 LEAST_MICRO_BATCH = 256
 """Smallest micro-batch that is chosen here, tokens."""
-
-PHRASE = 32
-"""Assumed tokens of the phrase that ends the thinking, before there is a tokenizer."""
 
 
 PLANNED = "placement.gpu_gb"
@@ -96,181 +84,161 @@ def _gpu_here() -> bool:
     return torch.cuda.is_available()
 
 
-def longest_row(config: RunConfig, prompt: int = 0) -> int:
-    """Return the most tokens of a prompt and its completion; `prompt`: the longest one, 0: the limit of the tasks."""
-    length = config.recipe.length
-    return (prompt or prompt_tokens(config)[1]) + length.max_tokens + PHRASE * isinstance(length, Interruption)
-
-
-def sized(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> RunConfig:
-    """Return a configuration with its slots, lag, micro-batch and helpers.
+def sized(run: RunSizes, machine: Machine) -> RunSizes:
+    """Return the sizes of a run with the open ones chosen so that it fits.
 
     Args:
-        config: Configuration whose device is known.
-        sizes: The model.
-        row_tokens: Most tokens of a prompt and its completion.
+        run: Sizes as the schedule wants them.
         machine: Memory of the host, and of each GPU.
 
     Raises:
         ConfigError: The run does not fit. The message has the numbers and the settings that would help.
     """
-    place = config.placement
-    if place.backend == "local" and place.engine != "vllm":
-        choose = _on_host if config.hardware.device == "cpu" else _on_gpus
-        config = choose(config, sizes, row_tokens, machine)
-    config = with_slots(config, slots_of(config))
-    learner = replace(
-        config.learner, micro_batch_tokens=micro_batch_tokens(config), gradient_checkpointing=recomputes(config)
-    )
-    return replace(config, learner=learner)
+    if run.placement.backend != "local" or run.placement.engine == "vllm":
+        return run
+    return (_on_host if run.on_cpu else _on_gpus)(run, machine)
 
 
 # ------------------------------------------------------------------------------------------------------------- on CPU
 
 
-def host_needs(config: RunConfig, sizes: ModelSizes, row_tokens: int, host: Memory) -> HostMemory:
+def host_needs(run: RunSizes, host: Memory) -> HostMemory:
     """Return the memory of all processes of a run on this host, at the worst moment of each."""
-    place, width, engines = config.placement, weight_bytes(config), config.placement.engines
-    on_cpu, weights = config.hardware.device == "cpu", width * sizes.params
-    trainer = trainer_of(config, sizes, row_tokens).total * place.trainer_ranks if on_cpu else 0.0
-    if on_cpu and not trains_in_loop(config):
+    place, engines, on_cpu = run.placement, run.placement.engines, run.on_cpu
+    weights = run.width * run.model.sizes.params
+    trainer = trainer_of(run).total * place.trainer_ranks if on_cpu else 0.0
+    if on_cpu and not run.in_loop:
         trainer += weights  # the process of the loop loads the model, too
-    if not on_cpu and trains_in_loop(config):
-        trainer += checkpoint_bytes(config, sizes)  # the copy that is written while training goes on
-    beside = int(config.evaluation.overlap)  # the process of the evaluations
-    versions = channel_versions(weights, host.total) if channel_name(config) == "shared-memory" else 0
-    several = place.trainer_ranks * (not trains_in_loop(config)) + engines * (engines > 1) + beside
+    if not on_cpu and run.in_loop:
+        trainer += checkpoint_bytes(run)  # the copy that is written while training goes on
+    beside = int(run.evaluation.overlap)  # the process of the evaluations
+    versions = channel_versions(weights, host.total) if run.channel == "shared-memory" else 0
+    several = place.trainer_ranks * (not run.in_loop) + engines * (engines > 1) + beside
+    working = weights + pass_memory(run.model.sizes, run.row_tokens, run.width)
     return HostMemory(
         trainer=trainer,
-        generators=(engines + beside) * (weights + pass_memory(sizes, row_tokens, width)) if on_cpu else 0.0,
-        cache=slots_of(config) * _slot_bytes(config, sizes, row_tokens)
-        + engines * evaluation_cache(config, sizes, row_tokens),
+        generators=(engines + beside) * working if on_cpu else 0.0,
+        cache=run.slots * _slot_bytes(run) + engines * evaluation_cache(run),
         channel=(versions + beside) * weights,
-        processes=(2 + several) * PROCESS + (1 + beside) * _workers(config) * WORKER,
+        processes=(2 + several) * PROCESS + (1 + beside) * run.workers * WORKER,
     )
 
 
-def _on_host(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> RunConfig:
+def _least(run: RunSizes, host: Memory) -> float:
+    """Return the memory of a run with one sequence for each engine."""
+    return host_needs(replace(run, slots=run.placement.engines), host).total
+
+
+def _on_host(run: RunSizes, machine: Machine) -> RunSizes:
     """Return the sizes with which a run on CPU takes SHARE of the memory, or else as little as possible.
 
     Raises:
         ConfigError: See `sized`.
     """
-    host = machine.host
-    given = None if config.rollouts.slots == "auto" else config.rollouts.slots
+    host, engines = machine.host, run.placement.engines
+    given = None if "slots" in run.open else run.slots
     most = host.free if given else USABLE * host.free
     target = min(SHARE * host.total, most)
-    slot = _slot_bytes(config, sizes, row_tokens)
 
-    def room(candidate: RunConfig, limit: float) -> int:
+    def room(candidate: RunSizes, limit: float) -> int:
         """Return the slots of a candidate within a limit."""
-        least = host_needs(with_slots(candidate, candidate.placement.engines), sizes, row_tokens, host).total
-        return candidate.placement.engines + math.floor((limit - least) / slot) if limit < math.inf else 1 << 20
+        spare = limit - _least(candidate, host)
+        return engines + math.floor(spare / _slot_bytes(run)) if limit < math.inf else 1 << 20
 
-    wanted, candidates = slots_of(config), list(_candidates(config, row_tokens))
-    group, engines = config.recipe.generations_per_prompt, config.placement.engines
+    candidates, group = list(_candidates(run)), run.recipe.generations_per_prompt
     enough = max(ENOUGH, group)
-    tried = [(one, target, least, wanted) for least in (enough, group) for one in candidates]
+    tried = [(one, target, least, run.slots) for least in (enough, group) for one in candidates]
     # beyond the target: what the slots of a user take, or no more than enough
-    tried += [(one, most, engines, min(wanted, enough)) for one in (candidates if given else candidates[-1:])]
+    tried += [(one, most, engines, min(run.slots, enough)) for one in (candidates if given else candidates[-1:])]
     for candidate, limit, least, cap in tried:
         slots = room(candidate, limit)
-        if slots >= (given or min(wanted, least)):
-            return with_slots(candidate, given or (cap if slots >= cap else _rounded(slots)))
-    raise ConfigError(_too_large(candidates[-1], sizes, row_tokens, machine, most, slots))
+        if slots >= (given or min(run.slots, least)):
+            return replace(candidate, slots=given or (cap if slots >= cap else _rounded(slots)))
+    raise ConfigError(_too_large(candidates[-1], machine, most, slots))
 
 
-def _too_large(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine, most: float, slots: int) -> str:
+def _too_large(run: RunSizes, machine: Machine, most: float, slots: int) -> str:
     """Return why a run does not fit into the memory of the host, and which settings would help."""
-    host, given = machine.host, config.rollouts.slots != "auto"
-    count = slots_of(config) if given else config.placement.engines
-    needs = host_needs(with_slots(config, count), sizes, row_tokens, host)
+    host, given = machine.host, "slots" not in run.open
+    if not given:
+        run = replace(run, slots=run.placement.engines)
+    needs = host_needs(run, host)
     text = (
-        f"memory: the run needs up to {gb(needs.total)} GB ({parts(needs, count, row_tokens)}), and {free_of(host)}"
+        f"memory: the run needs up to {gb(needs.total)} GB ({parts(needs, run)}), and {free_of(host)}"
         f"{'' if given else f', of which {USABLE:.0%} may be used'}"
     )
-    if slots >= config.placement.engines:
+    if slots >= run.placement.engines:
         return f"{text}. Set rollouts.slots = {slots} or less, or auto to choose it here"
-    helping = []
-    for words, changed in _remedies(config):
-        less = host_needs(with_slots(changed, config.placement.engines), sizes, row_tokens, host).total
-        if less <= most:
-            helping.append(f"{words} ({gb(less)} GB)")
-    row = f"{row_tokens:,} tokens of a prompt and its completion"
+    helping = [f"{words} ({gb(less)} GB)" for words, one in _remedies(run) if (less := _least(one, host)) <= most]
+    row = f"{run.row_tokens:,} tokens of a prompt and its completion"
     own = "free memory, take a smaller model, or lower the " + row + " (recipe.length, data.max_prompt_tokens)"
     return f"{text}. To fit, {' or '.join([*helping, own])}"
 
 
-def _remedies(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Yield settings that need less memory, in words and as configurations."""
-    if not recomputes(config):
-        yield "set learner.gradient_checkpointing = true", _recomputing(config, True)
-    if config.lora is None and config.placement.trainer_ranks == 1 and config.model.kind != "tiny":
-        adapted = replace(config, model=replace(config.model, lora=Lora(rank=16)))
-        yield "train adapters with model.lora.rank = 16", adapted
-    if config.hardware.dtype == "float32":
-        half = replace(config, hardware=replace(config.hardware, dtype="bfloat16"))
-        yield "set hardware.dtype = 'bfloat16'", half
+def _remedies(run: RunSizes) -> Iterator[tuple[str, RunSizes]]:
+    """Yield settings that need less memory, in words and as sizes."""
+    if not run.recomputed:
+        yield "set learner.gradient_checkpointing = true", replace(run, recomputed=True)
+    if run.lora is None and run.placement.trainer_ranks == 1 and run.adaptable:
+        yield "train adapters with model.lora.rank = 16", replace(run, lora=Lora(rank=16))
+    if run.hardware.dtype == "float32":
+        half = replace_part(run.hardware, dtype="bfloat16")
+        yield "set hardware.dtype = 'bfloat16'", replace(run, hardware=half)
 
 
-def _candidates(config: RunConfig, row_tokens: int) -> Iterator[RunConfig]:
-    """Yield configurations that need ever less memory: no helpers, small micro-batches, recomputed activations."""
-    hardware, learner = config.hardware, config.learner
-    yield (config := _recomputing(config, recomputes(config)))
-    if hardware.trainer_helpers == "auto" and hardware.device == "cpu":
-        yield (config := replace(config, hardware=replace(hardware, trainer_helpers=0)))
-    tokens, smallest = micro_batch_tokens(config), config
-    while learner.micro_batch_tokens == "auto" and tokens > max(row_tokens, LEAST_MICRO_BATCH):
+def _candidates(run: RunSizes) -> Iterator[RunSizes]:
+    """Yield sizes that need ever less memory: no helpers, small micro-batches, recomputed activations."""
+    yield run
+    if run.hardware.trainer_helpers == "auto" and run.on_cpu:
+        yield (run := replace(run, hardware=replace_part(run.hardware, trainer_helpers=0)))
+    tokens = run.micro_batch_tokens
+    while "micro_batch_tokens" in run.open and tokens > max(run.row_tokens, LEAST_MICRO_BATCH):
         tokens = max(tokens // 2, LEAST_MICRO_BATCH)
-        yield (smallest := replace(config, learner=replace(config.learner, micro_batch_tokens=tokens)))
-    if learner.gradient_checkpointing == "auto":
-        yield _recomputing(smallest, True)
-
-
-def _recomputing(config: RunConfig, checkpointing: bool) -> RunConfig:
-    return replace(config, learner=replace(config.learner, gradient_checkpointing=checkpointing))
+        yield (run := replace(run, micro_batch_tokens=tokens))
+    if "recomputed" in run.open:
+        yield replace(run, recomputed=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- on GPUs
 
 
-def _on_gpus(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> RunConfig:
+def _on_gpus(run: RunSizes, machine: Machine) -> RunSizes:
     """Return the slots that fit next to what else is on a GPU, with the largest micro-batch that leaves enough."""
-    gpu = machine.gpu
+    gpu, place = machine.gpu, run.placement
     assert gpu is not None
-    if config.rollouts.slots != "auto":
-        return config
-    engines = config.placement.engines
-    shared = shares_gpus(config, len({at.gpus for at in devices(config).values()}))
-    on_a_gpu = -(-(engines + config.evaluation.overlap) // config.placement.trainer_ranks) if shared else 1
-    fitting: list[tuple[int, int, int, RunConfig]] = []
-    for candidate in _candidates(config, row_tokens):
-        room = USABLE * gpu.total - (trainer_of(candidate, sizes, row_tokens).total if shared else 0.0)
-        slots = engines * max(0, int(_gpu_room(candidate, sizes, row_tokens, room / on_a_gpu)))
-        fitting.append((min(slots, ENOUGH, slots_of(config)), -len(fitting), slots, candidate))
+    if "slots" not in run.open:
+        return run
+    shared = shares_gpus(place, len({at.gpus for at in devices(run).values()}))
+    on_a_gpu = -(-(place.engines + run.evaluation.overlap) // place.trainer_ranks) if shared else 1
+    fitting: list[tuple[int, int, int, RunSizes]] = []
+    for candidate in _candidates(run):
+        room = USABLE * gpu.total - (trainer_of(candidate).total if shared else 0.0)
+        slots = place.engines * max(0, int(_gpu_room(candidate, room / on_a_gpu)))
+        fitting.append((min(slots, ENOUGH, run.slots), -len(fitting), slots, candidate))
     _, _, slots, best = max(fitting, key=lambda one: one[:2])  # the first that leaves enough, else the most
-    return with_slots(best, slots_of(config) if slots >= slots_of(config) else max(engines, _rounded(slots)))
+    return best if slots >= run.slots else replace(best, slots=max(place.engines, _rounded(slots)))
 
 
-def _gpu_room(config: RunConfig, sizes: ModelSizes, row_tokens: int, room: float) -> float:
+def _gpu_room(run: RunSizes, room: float) -> float:
     """Return the slots of one engine in some memory of a GPU."""
-    head, width = config.recipe.fp32_head, weight_bytes(config)
-    weights = generator_memory(sizes, 0, 1, head, width).total + pass_memory(sizes, row_tokens, width)
-    spare = evaluation_cache(config, sizes, row_tokens)
-    return (room - weights - spare) / _slot_bytes(config, sizes, row_tokens)
+    sizes = run.model.sizes
+    weights = generator_memory(sizes, 0, 1, run.recipe.fp32_head, run.width).total
+    weights += pass_memory(sizes, run.row_tokens, run.width)
+    return (room - weights - evaluation_cache(run)) / _slot_bytes(run)
 
 
-def cache_rows(config: RunConfig, row: float, working: float) -> int:
+def cache_rows(row: float, working: float, gpu: Memory | None, *, given: bool) -> int:
     """Return the sequences that fit in memory next to a model that is loaded in this process.
 
     Args:
-        config: Configuration whose device is known.
         row: Bytes of the cache of one sequence at the length limit.
         working: Bytes of a forward pass.
+        gpu: Memory of the GPU; None on CPU.
+        given: Whether a user has set the slots, which may take what is free.
     """
-    memory = memory_here(config.hardware, config.placement).gpu or host_memory()
+    memory = gpu or host_memory()
     # beyond SHARE of all memory only if nothing fits otherwise
-    room = min(SHARE * memory.total, USABLE * memory.free) if config.rollouts.slots == "auto" else USABLE * memory.free
+    room = min(SHARE * memory.total, USABLE * memory.free) if not given else USABLE * memory.free
     most = 1 << 20
     rows = int((room - working) / row) if room < math.inf else most
     return max(0, min(most, rows if rows >= 1 else int((USABLE * memory.free - working) / row)))
@@ -279,31 +247,20 @@ def cache_rows(config: RunConfig, row: float, working: float) -> int:
 # -------------------------------------------------------------------------------------------------------------- shared
 
 
-def with_slots(config: RunConfig, slots: int) -> RunConfig:
-    """Return a configuration with a number of slots."""
-    return replace(config, rollouts=replace(config.rollouts, slots=slots))
-
-
 def _rounded(slots: int) -> int:
     """Return a number of slots down to a multiple of 8, so that a little more or less memory gives the same run."""
     return slots - slots % 8 if slots >= 8 else slots
 
 
-def _slot_bytes(config: RunConfig, sizes: ModelSizes, row_tokens: int) -> float:
+def _slot_bytes(run: RunSizes) -> float:
     """Return the bytes of the cache of one sequence at the length limit.
 
     Custom engines may have a second cache, and so has the engine of evaluations in a process of their own; that on a
     GPU is counted as an engine.
     """
-    second = config.evaluation.overlap and config.hardware.device == "cpu"
-    caches = 2 if second or isinstance(config.placement.engine, Custom) else 1
-    return caches * row_tokens * cache_bytes_per_token(sizes, 1, weight_bytes(config))
-
-
-def _workers(config: RunConfig) -> int:
-    """Return the processes that score completions."""
-    texts = any(isinstance(task, TextTask) for task in config.data)
-    return config.scoring.processes(max(1, (os.cpu_count() or 1) - 1) if texts else 0)
+    second = run.evaluation.overlap and run.on_cpu
+    caches = 2 if second or isinstance(run.placement.engine, Custom) else 1
+    return caches * run.row_tokens * cache_bytes_per_token(run.model.sizes, 1, run.width)
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
@@ -314,23 +271,23 @@ def free_of(memory: Memory) -> str:
     return f"{gb(memory.free)} of {gb(memory.total)} GB are free ({memory.limit})"
 
 
-def parts(needs: HostMemory, slots: int, row_tokens: int) -> str:
+def parts(needs: HostMemory, run: RunSizes) -> str:
     """Return the parts of the memory of a host in words."""
     words = {
         "trainer": needs.trainer,
         "generator": needs.generators,
-        f"cache of {slots:,} sequences of {row_tokens:,} tokens": needs.cache,
+        f"cache of {run.slots:,} sequences of {run.row_tokens:,} tokens": needs.cache,
         "weights on their way": needs.channel,
         "programs": needs.processes,
     }
     return ", ".join(f"{name} {gb(value)}" for name, value in words.items() if value)
 
 
-def memory_line(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> str:
+def memory_line(run: RunSizes, machine: Machine) -> str:
     """Return the memory that a run on this host needs at most, and what is free."""
     host = machine.host
-    needs = host_needs(config, sizes, row_tokens, host)
-    text = f"host memory (estimate): at most {gb(needs.total)} GB: {parts(needs, slots_of(config), row_tokens)}"
+    needs = host_needs(run, host)
+    text = f"host memory (estimate): at most {gb(needs.total)} GB: {parts(needs, run)}"
     known = host.total < math.inf and not machine.elsewhere
     return f"{text}; {free_of(host)}" if known else text
 
@@ -354,15 +311,14 @@ def trainer_cure(settings: Learner, hardware: Hardware) -> str:
     return f"resume with {' or '.join(less)}"
 
 
-def room_note(config: RunConfig, sizes: ModelSizes, row_tokens: int, machine: Machine) -> str:
+def room_note(run: RunSizes, machine: Machine) -> str:
     """Return a line if the saved sizes of a run no longer fit, with what to do; empty if they fit."""
     host = machine.host
-    if config.placement.backend != "local" or config.hardware.device != "cpu":
+    if run.placement.backend != "local" or not run.on_cpu:
         return ""
-    needs = host_needs(config, sizes, row_tokens, host).total
+    needs, engines = host_needs(run, host).total, run.placement.engines
     if needs <= host.free:
         return ""
-    least = host_needs(with_slots(config, config.placement.engines), sizes, row_tokens, host).total
-    slots = config.placement.engines + math.floor((host.free - least) / _slot_bytes(config, sizes, row_tokens))
-    fewer = f", or resume with --rollouts.slots {_rounded(slots)}" if slots >= config.placement.engines else ""
+    slots = engines + math.floor((host.free - _least(run, host)) / _slot_bytes(run))
+    fewer = f", or resume with --rollouts.slots {_rounded(slots)}" if slots >= engines else ""
     return f"memory: the run may need {gb(needs)} GB, and {free_of(host)}; free memory{fewer}"

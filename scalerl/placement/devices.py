@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalerl.config.base import Auto
-from scalerl.config.run import RunConfig
+from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
-from scalerl.placement.choices import trains_in_loop
+from scalerl.placement.sizes import RunSizes
 
 GB = 1e9
 
@@ -101,9 +101,7 @@ class Devices:
     """GPUs of the evaluation process, including one that it shares; 1 on CPU."""
 
 
-def devices(
-    config: RunConfig, hosts: Sequence[Host] | None = None, trainer_bytes: Callable[[], float] = float
-) -> Table:
+def devices(run: RunSizes, hosts: Sequence[Host] | None = None, trainer_bytes: Callable[[], float] = float) -> Table:
     """Assign GPUs and cores to all processes of a run.
 
     Trainer ranks come first, then engines, each on the first host with enough free GPUs. Local torch engines share the
@@ -111,16 +109,16 @@ def devices(
     evaluation process (`evaluation.overlap`) is placed like one more engine.
 
     Args:
-        config: Configuration; without GPUs unless `hardware.device` is cuda.
+        run: The run, whose model need not be read; without GPUs unless `hardware.device` is cuda.
         hosts: Machines of the run, this one or those of a cluster; None: as many as needed, with 8 GPUs per node.
         trainer_bytes: Function that estimates the memory of a trainer GPU, called if a vLLM server shares it.
 
     Raises:
         ConfigError: There are too few GPUs.
     """
-    place, hardware = config.placement, config.hardware
+    place, hardware, overlap = run.placement, run.hardware, run.evaluation.overlap
     cuda, ranks, own = hardware.device == "cuda", place.trainer_ranks, place.gpus_of_a_generator
-    hosts = hosts if hosts is not None else _assumed(config)
+    hosts = hosts if hosts is not None else _assumed(run)
     total, free, first = sum(len(host.gpus) for host in hosts), [host.gpus for host in hosts], Counter[int]()
 
     def take(count: int) -> tuple[str, tuple[str, ...]]:
@@ -130,10 +128,10 @@ def devices(
                 free[number] = free[number][count:]
                 return hosts[number].name, taken
         where = "the cluster has" if place.backend == "ray" else "this machine has, or CUDA_VISIBLE_DEVICES names,"
-        raise _too_few(config, f"{where} {total}, and no host has {count} left for the next process")
+        raise _too_few(run, f"{where} {total}, and no host has {count} left for the next process")
 
-    trainers, wanted = [take(int(cuda)) for _ in range(ranks)], place.engines + config.evaluation.overlap
-    shared = shares_gpus(config, total)
+    trainers, wanted = [take(int(cuda)) for _ in range(ranks)], place.engines + overlap
+    shared = shares_gpus(place, total)
     if place.servers:
         engines = [(address, tuple(map(str, range(own * cuda)))) for address in place.servers]
     elif shared:
@@ -141,16 +139,16 @@ def devices(
     else:
         engines = [take(own * cuda) for _ in range(wanted)]
     engines, evaluators = engines[: place.engines], engines[place.engines :]
-    if cuda and place.gpus and place.gpus < (ranks if shared else gpus_needed(config)):
-        raise _too_few(config, f"allowed: placement.gpus = {place.gpus}")
+    if cuda and place.gpus and place.gpus < (ranks if shared else gpus_needed(run)):
+        raise _too_few(run, f"allowed: placement.gpus = {place.gpus}")
 
     def threads(count: Auto | int) -> int:
         return 1 if count == "auto" else count  # a plan for a cluster
 
-    share = _share(config, hosts, trainer_bytes) if shared and cuda and place.engine == "vllm" else 0.0
-    rank_cpus = 0.0 if trains_in_loop(config) else 1.0 if cuda else threads(hardware.trainer_threads) / ranks
+    share = _share(run, hosts, trainer_bytes) if shared and cuda and place.engine == "vllm" else 0.0
+    rank_cpus = 0.0 if run.in_loop else 1.0 if cuda else threads(hardware.trainer_threads) / ranks
     engine_cpus = 0.0 if place.servers else 1.0 if cuda else threads(hardware.generator_threads) / place.engines
-    scorer = Place(cpus=float(config.scoring.processes(1)))
+    scorer = Place(cpus=float(run.scorer_cores))
     return {
         **{("trainer", n): Place(*at, cpus=rank_cpus) for n, at in enumerate(trainers)},
         **{("generator", n): Place(*at, cpus=engine_cpus, share=share) for n, at in enumerate(engines)},
@@ -159,48 +157,47 @@ def devices(
     }
 
 
-def _too_few(config: RunConfig, reason: str) -> ConfigError:
-    place = config.placement
+def _too_few(run: RunSizes, reason: str) -> ConfigError:
+    place = run.placement
     return ConfigError(
         f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
-        f"{place.gpus_of_a_generator} GPUs{', one more for evaluation.overlap' * config.evaluation.overlap}, "
-        f"{gpus_needed(config)} GPUs in total; {reason}. Lower trainer_ranks, "
+        f"{place.gpus_of_a_generator} GPUs{', one more for evaluation.overlap' * run.evaluation.overlap}, "
+        f"{gpus_needed(run)} GPUs in total; {reason}. Lower trainer_ranks, "
         "generators or tensor_parallel, use more GPUs, or set hardware.device = 'cpu'"
     )
 
 
-def gpus_needed(config: RunConfig) -> int:
+def gpus_needed(run: RunSizes) -> int:
     """Return the number of GPUs if every process of the run has its own."""
-    place = config.placement
-    engines = place.engines + config.evaluation.overlap
+    place = run.placement
+    engines = place.engines + run.evaluation.overlap
     return place.trainer_ranks + (0 if place.servers else engines * place.gpus_of_a_generator)
 
 
-def shares_gpus(config: RunConfig, gpus: int) -> bool:
+def shares_gpus(place: Placement, gpus: int) -> bool:
     """Return whether engines use the GPUs of trainer ranks.
 
     Args:
-        config: Configuration; the run uses at most `placement.gpus` GPUs.
+        place: Placement; the run uses at most `placement.gpus` GPUs.
         gpus: GPUs that are visible on this machine.
     """
-    place = config.placement
     if place.backend != "local" or place.servers:
         return False
     return min(gpus, place.gpus or gpus) == 1 or (place.engine != "vllm" and place.gpus_per_generator == "auto")
 
 
-def _assumed(config: RunConfig) -> list[Host]:
-    place = config.placement
+def _assumed(run: RunSizes) -> list[Host]:
+    place = run.placement
     if place.backend == "local":
-        return [Host("this machine", tuple(map(str, range(1 if place.gpus == 1 else gpus_needed(config)))))]
+        return [Host("this machine", tuple(map(str, range(1 if place.gpus == 1 else gpus_needed(run)))))]
     gpus = tuple(map(str, range(max(NODE, place.gpus_of_a_generator))))
     return [Host(f"node {n + 1}", gpus) for n in range(-(-place.trainer_ranks // len(gpus)) + place.engines)]
 
 
-def _share(config: RunConfig, hosts: Sequence[Host], trainer_bytes: Callable[[], float]) -> float:
+def _share(run: RunSizes, hosts: Sequence[Host], trainer_bytes: Callable[[], float]) -> float:
     """Return each server's share of a GPU: what the trainer leaves of the usable memory, divided by the servers."""
-    place, gpu_gb = config.placement, hosts[0].gpu_gb or config.placement.gpu_gb
-    servers = -(-(place.engines + config.evaluation.overlap) // place.trainer_ranks)
+    place, gpu_gb = run.placement, hosts[0].gpu_gb or run.placement.gpu_gb
+    servers = -(-(place.engines + run.evaluation.overlap) // place.trainer_ranks)
     share = math.floor(100 * (USABLE - trainer_bytes() / (gpu_gb * GB)) / servers) / 100
     if place.tensor_parallel > 1 or share < LEAST_SHARE:
         raise ConfigError(
@@ -304,10 +301,10 @@ def shared_free() -> int:
     return shutil.disk_usage("/dev/shm").free
 
 
-def served_places(config: RunConfig) -> Table:
+def served_places(place: Placement, device: str) -> Table:
     """Return the devices of vLLM servers that have this machine to themselves."""
-    gpus, own = this_machine().gpus if config.hardware.device == "cuda" else (), config.placement.gpus_of_a_generator
-    return {("generator", n): Place(gpus=gpus[n * own : (n + 1) * own]) for n in range(config.placement.engines)}
+    gpus, own = this_machine().gpus if device == "cuda" else (), place.gpus_of_a_generator
+    return {("generator", n): Place(gpus=gpus[n * own : (n + 1) * own]) for n in range(place.engines)}
 
 
 def counted(table: Table) -> Devices:

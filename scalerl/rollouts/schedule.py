@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy, Recipe
-from scalerl.placement.choices import Generation
+from scalerl.placement.sizes import Generation
 from scalerl.rollouts.activation import ACTIVATIONS, Activation, Following
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from scalerl.core.rows import read_points
 from scalerl.core.run_files import RunKey
 from scalerl.core.serialization import flat
-from scalerl.placement.choices import Pool, derived_sizes
+from scalerl.placement.sizes import Pool, derived_sizes
 from scalerl.scaling import CurveError, fit
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.info import study_info

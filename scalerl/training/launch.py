@@ -34,14 +34,9 @@ from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.models.sizes import SizedModel
 from scalerl.models.text import TokenText
 from scalerl.models.weights import WeightLayout
-from scalerl.placement.choices import (
-    channel_name,
-    loop_device,
-    policy_spec,
-    schedule_name,
-    trains_in_loop,
-)
+from scalerl.placement.choices import loop_device, policy_spec
 from scalerl.placement.devices import counted
+from scalerl.placement.sizes import RunSizes
 from scalerl.prompts.curriculum import make_curriculum
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.channels import CHANNELS, evaluation_channel
@@ -167,24 +162,25 @@ def _assemble(
     if state:
         check_prompts(state["inputs"]["prompts"], digests["prompts"], prompts, path)
     written = sum(file.stat().st_size for file in path.glob("checkpoints/**/*") if file.is_file())
-    check_disk(inputs.config, inputs.model.sizes, path, written)
+    check_disk(RunSizes.of(inputs.config, inputs.model), path, written)
 
     resolved = resolve(inputs)
     assert resolved.rule is not None
-    config, rule = resolved.config, resolved.rule
+    config, sizes, rule = resolved.config, resolved.sizes, resolved.rule
+    device = loop_device(config)
     if saved is None:
         directory.save_config(config)
     directory.config = config
 
-    policy = loaded if loaded is not None else model.load(loop_device(config))
+    policy = loaded if loaded is not None else model.load(device)
     check_vocabulary(tokenizer, policy, model.path)
     stop = stop_tokens(policy, tokenizer)
     digests |= {"model": model_inputs(model, policy, tokenizer, prompts, reference=config.recipe.kl_coefficient > 0)}
     digests |= {"code": code_inputs(code_of(config))}
     if state:
         check_model(state["inputs"]["model"], digests["model"], model.path, path)
-    check_length(policy, rule, resolved.longest_prompt)
-    check_sampled(config.placement, config.recipe, schedule_name(config), loop_device(config), model, policy)
+    check_length(policy, rule, sizes.longest_prompt)
+    check_sampled(config.placement, config.recipe, sizes.schedule, device, model, policy)
 
     text = TokenText(tokenizer, stop)
     scoring = ScoringService(backend.scorers(config.data, config.scoring), text.judged)
@@ -195,29 +191,30 @@ def _assemble(
     load_saved = partial(load_state, saved.path, "generator", _in_flight(saved.path, prompts)) if saved else None
     parts = {"make_engines": backend.make_engines, "devices": placed.devices, "load_state": load_saved}
     parts |= {"environments": resolved.environments, "agents": resolved.agents}
-    spec = generator_spec(config, model, policy, resolved.longest_prompt, rule, stop, path, **parts)
+    spec = generator_spec(sizes, config.scoring, model, policy, rule, stop, path, **parts)
     policy = model.adapted(policy)
     display.configured(config)
     for note in [*resolved.lines, *notes]:
         display.note(note)
 
-    less = cure(chosen(config.rollouts.slots), config.placement.engines)
+    less = cure(sizes.slots, config.placement.engines)
     layout = WeightLayout.of(sent_weights(policy, model.sent))
-    channels, evaluator = [CHANNELS[channel_name(config)](layout, path, config.placement, config.lora)], None
+    channels, evaluator = [CHANNELS[sizes.channel](layout, path, config.placement, config.lora)], None
     held_out = HeldOut.of(config.evaluation, config.data, prompts.held_out)
     if config.evaluation.overlap:
-        channels.append(evaluation_channel(channel_name(config), layout, path, config.lora))
+        channels.append(evaluation_channel(sizes.channel, layout, path, config.lora))
         process = evaluation_process(spec, config.data, channels[1], held_out)
         evaluator = Evaluator(partial(backend.launch_evaluator, process), channels[1], display.note, less)
     ranks = config.placement.trainer_ranks
     settings = LearnerSpec(model, config.recipe, config.learner, config.hardware, config.placement, ranks=ranks)
-    learner = _learner(settings, policy if trains_in_loop(config) else None, channels, backend, path)
+    learner = _learner(settings, policy if sizes.in_loop else None, channels, backend, path)
     pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, less)
 
     devices = counted(placed.devices)
-    judge = RunWarnings(config.recipe, chosen(config.rollouts.slots), config.main_tasks, default_axis(config))
+    judge = RunWarnings(config.recipe, sizes.slots, config.main_tasks, default_axis(config))
     return Run(
         config=config,
+        generation=sizes.generation,
         sizes=policy.sizes,
         text=text,
         held_out=held_out,

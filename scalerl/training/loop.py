@@ -21,7 +21,6 @@ from scalerl.learner.base import BadGradient
 from scalerl.learner.batch import RolloutTensors, StepSettings, TrainBatch, collate
 from scalerl.learner.metrics import StepStats
 from scalerl.learner.policy_learner import batch_flops
-from scalerl.placement.choices import recomputes
 from scalerl.training.credit import Credited, credited
 from scalerl.training.due import evaluate_if_due
 from scalerl.training.metrics import batch_row, record_step, staleness, why_untrained
@@ -92,7 +91,9 @@ def update(run: Run, batch: TrainBatch) -> StepStats:
     except BadGradient as error:
         raise failure(run, error, batch) from None
     reference = run.config.recipe.kl_coefficient > 0
-    run.progress.training_flops += batch_flops(run.sizes, batch, recomputes(run.config), reference)
+    run.progress.training_flops += batch_flops(
+        run.sizes, batch, run.config.learner.gradient_checkpointing is True, reference
+    )
     run.progress.step += 1
     return stats
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalerl.cluster.layout import prompt_tokens
 from scalerl.cluster.memory import BF16, FP32
 from scalerl.cluster.plan import SpeedInputs, expected_run, in_units
 from scalerl.cluster.speed import CALLS_S, CPU_BYTES_PER_S, CPU_SHARE, Assumptions, Gpu
@@ -16,8 +15,8 @@ from scalerl.config.data import GeneratedTask, PromptFile, is_suite
 from scalerl.config.overrides import fields_given, preset_of, read_config
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.models.sizes import ModelSizes, SizedModel, sizes_of
-from scalerl.placement.choices import Pool
+from scalerl.models.sizes import SizedModel, sizes_of
+from scalerl.placement.sizes import Pool, RunSizes
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.layouts import read_rows
 
@@ -88,26 +87,26 @@ def demonstration(file: Path | None, overrides: Sequence[str] | Mapping[str, Any
     if preset_of(file, overrides) != "laptop" or given & {"preset", "steps"}:
         return config, []
     try:
-        sizes = sizes_of(config.model).sizes
+        model = sizes_of(config.model)
     except ConfigError:  # the start says what is wrong with the model
         return config, []
     known = pool_of(config)
     rows = min((known.training[name] + known.held_out[name] for name in known.training), default=0)
-    prompt = mean_prompt(config) or prompt_tokens(config)[0]
-    seconds = laptop_seconds(config, sizes, known, prompt)
+    prompt = mean_prompt(config)
+    seconds = laptop_seconds(config, model, known, prompt)
     for one in DEMONSTRATIONS:
         if seconds <= 60.0 * MINUTES:
             break
         config = read_config(file, overrides, one.fields(rows))
-        seconds = laptop_seconds(config, sizes, pool_of(config), prompt)
+        seconds = laptop_seconds(config, model, pool_of(config), prompt)
     recipe = config.recipe
     what = (
         f"{config.steps} updates of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} completions of "
         f"up to {recipe.length.max_tokens} tokens"
     )
     cut = "" if seconds <= 60.0 * MINUTES else (
-        f". A model of {sizes.params / 1e6:,.0f}M parameters takes {in_units(seconds)} even so; take a smaller one, or "
-        "lower recipe.length and evaluation.prompts"
+        f". A model of {model.sizes.params / 1e6:,.0f}M parameters takes {in_units(seconds)} even so; take a smaller "
+        "one, or lower recipe.length and evaluation.prompts"
     )  # fmt: skip
     return config, [
         f"demonstration: without a GPU, the default is what a laptop trains in about {MINUTES:g} minutes: {what}. It "
@@ -124,12 +123,11 @@ def real_command(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]
     return shlex.join(["scalerl", "train", *([str(file)] if file else []), *words, "--preset", "small"])
 
 
-def laptop_seconds(config: RunConfig, sizes: ModelSizes, pool: Pool, prompt: float) -> float:
+def laptop_seconds(config: RunConfig, model: SizedModel, pool: Pool, prompt: float) -> float:
     """Return the expected duration of a run on a laptop in seconds, with prompts of `prompt` tokens in the mean."""
-    speed = Assumptions(LAPTOP_SPEED, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * sizes.layers)
-    evaluated = config.evaluated_sequences(pool.held_out)
-    inputs = SpeedInputs(SizedModel(sizes, ""), speed, prompt_tokens=prompt, evaluated=evaluated)
-    return 3600.0 * expected_run(config, inputs).hours
+    speed = Assumptions(LAPTOP_SPEED, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * model.sizes.layers)
+    sizes = RunSizes.of(config, model, prompt_tokens=prompt, held_out=pool.held_out)
+    return 3600.0 * expected_run(sizes, SpeedInputs(speed)).hours
 
 
 MOST_READ = 20_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 
 from scalerl.cluster.connect import check_resources, connect, hosts_of, shared_memory
-from scalerl.cluster.layout import check_layout, lay_out, planned
+from scalerl.cluster.layout import check_layout, lay_out, planned, trainer_of
 from scalerl.cluster.plan import run_lines
-from scalerl.cluster.sizing import Machine, longest_row, memory_here, room_note, sized
+from scalerl.cluster.sizing import Machine, memory_here, room_note, sized
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import replace
 from scalerl.config.data import PromptFile, TaskData, TextTask
@@ -31,11 +32,8 @@ from scalerl.models.loading import end_tokens, load_tokenizer
 from scalerl.models.sizes import SizedModel, sizes_of
 from scalerl.models.template import prints_date, render
 from scalerl.placement.choices import (
-    Pool,
     channel_choice,
     channel_name,
-    derived_sizes,
-    source_line,
 )
 from scalerl.placement.devices import (
     GB,
@@ -48,6 +46,7 @@ from scalerl.placement.devices import (
     shares_gpus,
     this_machine,
 )
+from scalerl.placement.sizes import CHOSEN, UNREAD, Pool, RunSizes, derived_sizes
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.build import has_agents
@@ -102,16 +101,16 @@ class Resolved:
     Only what costs no memory may still be "auto": each process chooses its packing and compilation, its threads,
     helpers and scoring workers.
 
-    Example (the lab): Resolved(config=RunConfig(...), rule=LengthRule(...), longest_prompt=14, environments=False,
+    Example (the lab): Resolved(config=RunConfig(...), sizes=RunSizes(...), rule=LengthRule(...), environments=False,
                                 agents=False, pool=Pool(...), sources="chosen: 256 slots, ...", notes=(...))
     """
 
     config: RunConfig
     """The configuration that is saved: `scalerl train` with it repeats the run."""
+    sizes: RunSizes
+    """The sizes of that configuration; with environments, the longest prompt is that of a last turn."""
     rule: LengthRule | None
     """Limits of a completion; None without a tokenizer."""
-    longest_prompt: int
-    """Longest prompt, tokens; with environments, of a last turn; 0: assumed."""
     environments: bool
     """Whether environments reply to completions."""
     agents: bool
@@ -142,25 +141,29 @@ def resolve(inputs: Inputs) -> Resolved:
         config = with_length_of_model(config, inputs.tokenizer, prompts, notes.append)
     if agents := has_agents(prompts):
         config = replace(config, rollouts=replace(config.rollouts, schedule="eager"))
-    rule, environments, longest, row_tokens = None, False, 0, longest_row(config)
+    rule, environments, longest = None, False, 0
     if inputs.tokenizer is not None:
         rule = length_rule(config.recipe.length, partial(inputs.tokenizer.encode, add_special_tokens=False))
         longest, environments = with_replies(prompts, rule.capacity)
-        row_tokens = longest + rule.capacity
-    learner = config.learner  # a resume may ask for sizes of another machine
-    sizes = (config.rollouts.slots, learner.micro_batch_tokens, learner.gradient_checkpointing)
-    saved = inputs.begun and "auto" not in sizes
+    sizes = RunSizes.of(
+        config,
+        inputs.model,
+        longest_prompt=longest,
+        completion=rule.capacity if rule else 0,
+        prompt_tokens=sum(len(one.tokens) for one in prompts) / len(prompts) if prompts else mean_prompt(config),
+        held_out=pool.held_out,
+    )
+    saved = inputs.begun and not sizes.open & CHOSEN  # a resume may ask for sizes of another machine
     if not saved:
-        config = sized(config, inputs.model.sizes, row_tokens, machine)
-        check_gpus(config, inputs.model, machine, given.rollouts.slots != "auto")
-    elif note := room_note(config, inputs.model.sizes, row_tokens, machine):
+        sizes = sized(sizes, machine)
+        check_gpus(sizes, machine)
+    elif note := room_note(sizes, machine):
         notes.append(note)
     if config.placement.backend == "local":
-        mean = sum(len(prompt.tokens) for prompt in prompts) / len(prompts) if prompts else mean_prompt(config)
-        evaluated = config.evaluated_sequences(pool.held_out)
-        notes += run_lines(config, inputs.model.sizes, row_tokens, machine, mean, evaluated)
-    sources = source_line(given, config, saved, longest)
-    return Resolved(config, rule, longest, environments, agents, pool, sources, tuple(notes))
+        notes += run_lines(sizes, machine)
+    return Resolved(
+        sizes.written_to(config), sizes, rule, environments, agents, pool, sizes.sources(saved), tuple(notes)
+    )
 
 
 def planned_inputs(config: RunConfig) -> Inputs:
@@ -187,23 +190,16 @@ def resolved_here(config: RunConfig) -> RunConfig:
     return replace(config, hardware=resolve_hardware(config.hardware))
 
 
-def check_gpus(config: RunConfig, model: SizedModel, machine: Machine, given: bool) -> None:
-    """Check that torch engines and the trainer fit on the GPUs that are here.
-
-    Args:
-        config: Configuration with its sizes.
-        model: The model.
-        machine: Memory of the GPUs.
-        given: Whether a user has set the sizes, which may take all of a GPU.
+def check_gpus(sizes: RunSizes, machine: Machine) -> None:
+    """Check that torch engines and the trainer fit on the GPUs that are here; sizes of a user may take all of them.
 
     Raises:
         ConfigError: They do not fit.
     """
-    if machine.gpu is None or machine.elsewhere or config.placement.engine != "torch":
+    if machine.gpu is None or machine.elsewhere or sizes.placement.engine != "torch":
         return
-    usable = machine.gpu.total / GB / (USABLE if given else 1.0)
-    config = replace(config, placement=replace(config.placement, gpu_gb=usable))
-    check_layout(config, lay_out(config, model))
+    usable = machine.gpu.total / GB / (1.0 if "slots" in sizes.open else USABLE)
+    check_layout(lay_out(dataclasses.replace(sizes, placement=replace(sizes.placement, gpu_gb=usable))))
 
 
 def place_processes(config: RunConfig) -> Placed:
@@ -222,7 +218,7 @@ def place_processes(config: RunConfig) -> Placed:
         hosts = [this_machine()] if hardware.device == "cuda" else []  # which makes a CUDA context
     notes = _device_notes(config.hardware, hardware)
     config, on_gpus = replace(config, hardware=hardware), hardware.device == "cuda"
-    shared = shares_gpus(config, sum(len(host.gpus) for host in hosts) if on_gpus else 0)
+    shared = shares_gpus(config.placement, sum(len(host.gpus) for host in hosts) if on_gpus else 0)
     if config.placement.engine == "vllm":
         unable = _unable(config)
         chosen, reason = channel_choice(config, shared, find_spec("vllm") is not None, unable)
@@ -238,7 +234,7 @@ def place_processes(config: RunConfig) -> Placed:
             f"rollouts.weights: got 'nccl', but trainer and engine share {only}, and NCCL needs one for each process; "
             "allowed: auto, directory"
         )
-    table = devices(config, hosts or None, lambda: lay_out(config).trainer.total)
+    table = devices(RunSizes.of(config, UNREAD), hosts or None, lambda: trainer_of(RunSizes.of(config)).total)
     if ray:
         check_resources(ray, needs(table), "placement: trainer ranks and generators together")
     check_shared_memory(table, partial(shared_memory, ray) if ray else None)

@@ -19,7 +19,7 @@ from scalerl.learner.batch import RolloutTensors
 from scalerl.learner.checkpoint import CheckpointStore
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
-from scalerl.placement.choices import generation_of
+from scalerl.placement.sizes import Generation
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
@@ -39,6 +39,7 @@ class Run:
     """The objects of a run; functions of loop.py, due.py and saved.py steer them."""
 
     config: RunConfig
+    generation: Generation
     sizes: ModelSizes
     """Sizes of the policy, for its FLOPs."""
     text: TokenText
@@ -94,7 +95,7 @@ class Run:
 
 def draw_first(run: Run) -> tuple[Visit, ...]:
     """Draw the prompts that may be started with the first weights."""
-    return _draw(run, first_visits(run.config.recipe, generation_of(run.config)))
+    return _draw(run, first_visits(run.config.recipe, run.generation))
 
 
 def _draw(run: Run, n: int) -> tuple[Visit, ...]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
+from scalerl.config import HuggingFaceModel, TinyModel
 from scalerl.config.base import chosen
 from scalerl.config.data import TaskData
 from scalerl.config.placement import Placement
 from scalerl.config.recipe import Custom, Recipe
+from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError, outcome
 from scalerl.core.status import Heartbeat
 from scalerl.learner.checkpoint import save_state
@@ -24,7 +25,7 @@ from scalerl.models.policy import Policy
 from scalerl.models.quantized import DEQUANTIZE, method_of
 from scalerl.models.routing import can_record, routing_of
 from scalerl.models.sizes import ModelSizes, of_config, sizes_of
-from scalerl.placement.choices import generation_of
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.build import Decoding, GeneratorSpec
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.interrupt import LengthRule
@@ -94,10 +95,10 @@ def known_sizes(model: TinyModel | HuggingFaceModel) -> ModelSizes | None:
 
 
 def generator_spec(
-    config: RunConfig,
+    sizes: RunSizes,
+    scoring: Scoring,
     model: PolicySpec,
     policy: Policy,
-    longest_prompt: int,
     rule: LengthRule,
     stop: tuple[int, ...],
     run: Path,
@@ -106,29 +107,29 @@ def generator_spec(
     """Return what the engines are made from.
 
     Args:
-        config: Resolved configuration.
+        sizes: Sizes of the run.
+        scoring: Settings of verifiers.
         model: The model, as each engine loads it.
         policy: The same, loaded and without adapters.
-        longest_prompt: Longest prompt, tokens; with environments, of a last turn.
         rule: Limits of a completion.
         stop: Token ids that end a sequence.
         run: Directory for logs.
         parts: Other fields.
     """
-    recipe, generation = config.recipe, generation_of(config)
+    recipe, generation = sizes.recipe, sizes.generation
     return GeneratorSpec(
         policy=model,
         vocabulary=policy.vocab_size,
         sizes=policy.sizes,
-        device=config.hardware.device,
-        threads=chosen(config.hardware.generator_threads),
-        placement=config.placement,
-        scoring=config.scoring,
+        device=sizes.hardware.device,
+        threads=chosen(sizes.hardware.generator_threads),
+        placement=sizes.placement,
+        scoring=scoring,
         decoding=Decoding(
             slots=generation.slots,
             evaluated=generation.evaluated_sequences,
             seed=generation.seed,
-            longest_prompt=longest_prompt,
+            longest_prompt=sizes.longest_prompt,
             rule=rule,
             sampling=Sampling(recipe.temperature, recipe.top_p, stop),
             experts=recipe.routing_replay == "on",

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import comb
 from pathlib import Path
@@ -19,17 +19,19 @@ import numpy as np
 import torch
 
 from scalerl.cluster.memory import gb, pass_memory
-from scalerl.cluster.sizing import cache_rows
+from scalerl.cluster.sizing import cache_rows, memory_here
 from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.base import chosen, replace
+from scalerl.config.base import chosen
 from scalerl.config.data import TaskData
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
 from scalerl.models.loading import load_tokenizer
 from scalerl.models.policy import check_vocabulary, stop_tokens
+from scalerl.models.sizes import SizedModel
 from scalerl.models.text import TokenText
 from scalerl.placement.choices import policy_spec
 from scalerl.placement.devices import served_places
+from scalerl.placement.sizes import RunSizes
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.build import EngineSpec, episodes, has_agents
 from scalerl.rollouts.engine import Engine, Sampling
@@ -228,12 +230,14 @@ class SuiteEvaluator:
             from scalerl.rollouts.kept_weights import KeptWeights
             from scalerl.rollouts.vllm.launch import server_engines
 
-            count = self.config.placement.engines
-            slots = SERVED_SLOTS * count if self.config.rollouts.slots == "auto" else self.config.rollouts.slots
-            config = replace(self.config, rollouts=replace(self.config.rollouts, slots=slots))
-            parts = {"make_engines": server_engines, "devices": served_places(config)}
+            config, place = self.config, self.config.placement
+            count, model = place.engines, SizedModel(self._policy.sizes, self._model.path)
+            sizes = RunSizes.of(config, model, longest_prompt=self._longest, completion=self._rule.capacity)
+            if "slots" in sizes.open:
+                sizes = replace(sizes, slots=SERVED_SLOTS * count)
+            parts = {"make_engines": server_engines, "devices": served_places(place, config.hardware.device)}
             spec = generator_spec(
-                config, self._model, self._policy, self._longest, self._rule, stop, self._where, **parts
+                sizes, config.scoring, self._model, self._policy, self._rule, stop, self._where, **parts
             )
             pairs = server_engines([EngineSpec(spec, KeptWeights(), number) for number in range(count)], self._note)
             self._servers = [pair.training for pair in pairs]
@@ -245,8 +249,8 @@ class SuiteEvaluator:
         """Return the number of sequences decoded together: as configured, or as many as fit in memory."""
         row = self._policy.cache_bytes * (longest + self._rule.capacity)
         working = pass_memory(self._policy.sizes, longest, self._policy.head_weight.element_size())
-        fit = cache_rows(self.config, row, working)
-        slots = self.config.rollouts.slots
+        slots, gpu = self.config.rollouts.slots, memory_here(self.config.hardware, self.config.placement).gpu
+        fit = cache_rows(row, working, gpu, given=slots != "auto")
         least = 1 if slots == "auto" else slots
         if fit < least:
             raise ConfigError(

@@ -20,6 +20,7 @@ from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.placement.choices import loop_device
 from scalerl.placement.devices import Host, devices
+from scalerl.placement.sizes import UNREAD, RunSizes
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
@@ -78,7 +79,7 @@ def test_the_kuberay_example_places_the_papers_run_on_its_workers_and_no_process
     file = tmp_path / "run.toml"
     file.write_text(PAPER)
     config = read_config(file, [])
-    table = devices(config, [head, *workers])
+    table = devices(RunSizes.of(config, UNREAD), [head, *workers])
     used = [(at.host, gpu) for (kind, _), at in table.items() if kind != "scorer" for gpu in at.gpus]
     assert len(used) == len(set(used)) == 80 and head.name not in dict(used) and loop_device(config) == "cpu"
 

@@ -22,6 +22,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.models.weights import WeightLayout
 from scalerl.placement.devices import Devices, Host, counted, described, devices, needs, shares_gpus, this_machine
+from scalerl.placement.sizes import UNREAD, RunSizes
 from scalerl.rollouts.build import EngineSpec, local_engines
 from scalerl.rollouts.channels import CHANNELS
 from scalerl.rollouts.directory import DirectoryChannel
@@ -38,7 +39,7 @@ BASE = RunConfig(
 
 
 def table_of(hosts=None, trainer_bytes=float, **placement):
-    return devices(replace(BASE, placement=Placement(**placement)), hosts, trainer_bytes)
+    return devices(RunSizes.of(replace(BASE, placement=Placement(**placement)), UNREAD), hosts, trainer_bytes)
 
 
 def gpus(table):
@@ -90,7 +91,7 @@ def test_the_table_of_every_backend_by_hand(hosts, placement, expected):
 )  # fmt: skip
 def test_an_evaluation_process_is_placed_like_one_more_engine_and_counted_apart(placement, expected, counts):
     config = replace(BASE, placement=Placement(**placement), evaluation=Evaluation(overlap=True))
-    table = devices(config, [HERE])
+    table = devices(RunSizes.of(config, UNREAD), [HERE])
     assert sorted(f"{kind}: {at[1]}" for kind, at in gpus(table).items()) == sorted(expected.split(", "))
     assert counted(table) == Devices(*counts)
 
@@ -98,14 +99,14 @@ def test_an_evaluation_process_is_placed_like_one_more_engine_and_counted_apart(
 def test_too_few_gpus_for_an_evaluation_process_are_an_error_that_names_it():
     config = replace(BASE, placement=Placement(gpus_per_generator=2, generators=2), evaluation=Evaluation(overlap=True))
     with pytest.raises(ConfigError, match=r"2 generators of 2 GPUs, one more for evaluation.overlap, 7 GPUs in total"):
-        devices(config, [HERE])
-    assert ("evaluator", 0) not in devices(BASE, [HERE])
+        devices(RunSizes.of(config, UNREAD), [HERE])
+    assert ("evaluator", 0) not in devices(RunSizes.of(BASE, UNREAD), [HERE])
 
 
 def test_without_gpus_no_process_gets_one_and_ray_gets_the_same_cores():
     config = replace(LAB, placement=Placement(backend="ray", trainer_ranks=2, generators=4), hardware=Hardware(
         device="cpu", generator_threads=2, trainer_threads=3))  # fmt: skip
-    table = devices(config)
+    table = devices(RunSizes.of(config, UNREAD))
     assert all(at.environment == {} for at in table.values())
     assert needs(table) == {"CPU": 2 + 3, "GPU": 0}
 
@@ -127,8 +128,8 @@ def test_a_run_with_one_gpu_shares_it_however_many_the_machine_has(engine, visib
     table = table_of([host], lambda: 20e9, engine=engine, gpus=1)
     assert gpus(table) == {"trainer 0": ("here", "0"), "generator 0": ("here", "0")}
     assert table["generator", 0].share == (0.65 if engine == "vllm" else 0.0)
-    config = replace(BASE, placement=Placement(engine=engine, gpus=1))
-    assert shares_gpus(config, visible) and devices(config) == devices(config, [Host("this machine", ("0",))])
+    run = RunSizes.of(replace(BASE, placement=Placement(engine=engine, gpus=1)), UNREAD)
+    assert shares_gpus(run.placement, visible) and devices(run) == devices(run, [Host("this machine", ("0",))])
 
 
 def test_a_run_with_more_gpus_shares_none_with_its_servers():
@@ -294,7 +295,7 @@ def test_a_server_that_shares_its_gpu_gets_its_share_as_an_argument(tmp_path):
     from scalerl.rollouts.vllm.server import command
 
     config = replace(BASE, placement=Placement(engine="vllm", vllm_arguments=("--enforce-eager",)))
-    table = devices(config, [Host("here", ("0",), 80.0)], lambda: 20e9)
+    table = devices(RunSizes.of(config, UNREAD), [Host("here", ("0",), 80.0)], lambda: 20e9)
     (spec,) = specs_of(config, table, tmp_path)
     line = command(_server_spec(spec, Needs(12, 200, 8, None), spec.place.environment), 1, "name")
     assert line[-3:] == ["--gpu-memory-utilization", "0.65", "--enforce-eager"]
@@ -305,7 +306,7 @@ def test_the_server_of_the_evaluation_process_shares_the_gpu_too_and_has_a_log_o
     from scalerl.rollouts.vllm.launch import _server_spec
 
     config = replace(BASE, placement=Placement(engine="vllm"), evaluation=Evaluation(overlap=True))
-    table = devices(config, [Host("here", ("0",), 80.0)], lambda: 20e9)
+    table = devices(RunSizes.of(config, UNREAD), [Host("here", ("0",), 80.0)], lambda: 20e9)
     (spec,) = specs_of(config, table, tmp_path)
     beside = dataclasses.replace(spec, evaluating=True)
     assert spec.place.share == beside.place.share == 0.32

@@ -26,9 +26,10 @@ from scalerl.core.machine import Memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
 from scalerl.models.miniature import VOCABULARY, miniature
-from scalerl.models.sizes import sizes_of
+from scalerl.models.sizes import WELL_KNOWN
 from scalerl.placement import devices as placement
 from scalerl.placement.devices import Host, Place, check_shared_memory
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.vllm.checks import installed_cuda, server_problems
 from scalerl.training import resolve as resolve_module
 from scalerl.training.resolve import place_processes, resolve_hardware
@@ -290,17 +291,16 @@ def raising_runtime():
 def test_the_disk_that_a_run_needs_by_hand():
     """8.19e9 parameters x 12 bytes: two checkpoints, the next and the best; with adapters only those are trained."""
     words = ["--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--task", "math"]
-    config = read_config(None, [*words, "--steps", "1000"])
-    sizes = sizes_of(config.model).sizes
-    assert disk_bytes(config, sizes) == 12 * sizes.params * 4
-    short = read_config(None, [*words, "--steps", "20"])  # one checkpoint at the end, and the best
-    assert disk_bytes(short, sizes) == 12 * sizes.params * 2
-    files = read_config(
-        None, [*words, "--steps", "1000", "--rollouts.weights", "directory", "--hardware.dtype", "bfloat16"]
-    )
-    assert disk_bytes(files, sizes) == 12 * sizes.params * 4 + 4 * 2 * sizes.params
-    lora = read_config(None, [*words, "--steps", "1000", "--model.lora.rank", "8"])
-    assert disk_bytes(lora, sizes) < 0.02 * disk_bytes(config, sizes)
+
+    def needed(*more):
+        return disk_bytes(RunSizes.of(read_config(None, [*words, *more])))
+
+    params = WELL_KNOWN["Qwen/Qwen3-8B"].params
+    assert needed("--steps", "1000") == 12 * params * 4
+    assert needed("--steps", "20") == 12 * params * 2  # one checkpoint at the end, and the best
+    files = ["--rollouts.weights", "directory", "--hardware.dtype", "bfloat16"]
+    assert needed("--steps", "1000", *files) == 12 * params * 4 + 4 * 2 * params
+    assert needed("--steps", "1000", "--model.lora.rank", "8") < 0.02 * needed("--steps", "1000")
 
 
 # ----------------------------------------------------------------------------------------------- processes and time

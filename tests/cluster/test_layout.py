@@ -12,7 +12,7 @@ import pytest
 from commands import call
 from doc_pages import json_keys
 
-from scalerl.cluster.layout import check_layout, lay_out, lines, widest
+from scalerl.cluster.layout import check_layout, lay_out, lines
 from scalerl.cluster.measured import Measured
 from scalerl.cluster.plan import (
     SpeedInputs,
@@ -37,7 +37,8 @@ from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import channel_name, slots_of
+from scalerl.placement.choices import channel_name
+from scalerl.placement.sizes import RunSizes
 
 PAPER = RunConfig(
     model=HuggingFaceModel(path="meta-llama/Llama-3.1-8B"),
@@ -55,7 +56,7 @@ def with_placement(**changes):
 
 def test_the_dry_run_counts_scorers_and_their_cores():
     config = replace(with_placement(scorers=4), scoring=Scoring(workers=8))
-    assert "scorers: 4 actors of 8 cores each" in lines(config, lay_out(config))
+    assert "scorers: 4 actors of 8 cores each" in lines(lay_out(RunSizes.of(config)))
 
 
 def test_scorers_without_ray_are_an_error():
@@ -65,18 +66,18 @@ def test_scorers_without_ray_are_an_error():
 
 def refused(config):
     with pytest.raises(ConfigError) as error:
-        check_layout(config, lay_out(config))
+        check_layout(lay_out(RunSizes.of(config)))
     return str(error.value)
 
 
 def test_8b_fits_on_the_80_gpus_of_the_paper():
-    layout = lay_out(PAPER)
-    check_layout(PAPER, layout)
+    layout = lay_out(RunSizes.of(PAPER))
+    check_layout(layout)
     assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.sharing
-    # weights 2 x 8.03e9; 12 slots x (14,048 + 2,048) tokens x 131,072 bytes
+    # weights 2 x 8.03e9; 12 slots x (14,048 + 2,048 + 32 of a phrase) tokens x 131,072 bytes
     assert layout.at_limit.weights == pytest.approx(16.06e9, rel=1e-3)
-    assert layout.at_limit.cache == 12 * 16_096 * 131_072
-    printed = "\n".join(lines(PAPER, layout))
+    assert layout.at_limit.cache == 12 * 16_128 * 131_072
+    printed = "\n".join(lines(layout))
     assert (
         "16 trainer ranks (FSDP2) and 64 vLLM generators: 80 GPUs" in printed
         and "table of well-known models" in printed
@@ -92,13 +93,13 @@ def test_tensor_parallelism_must_divide_both_kinds_of_heads():
 def test_too_many_gpus_are_an_error_and_servers_by_address_need_none():
     assert "80 GPUs in total; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
     served = with_placement(gpus=16, generators=1, servers=tuple(f"http://10.0.0.{i}:8000" for i in range(64)))
-    assert lay_out(served).gpus == 16
-    check_layout(served, lay_out(served))
+    assert lay_out(RunSizes.of(served)).gpus == 16
+    check_layout(lay_out(RunSizes.of(served)))
 
 
 def test_each_side_that_exceeds_its_gpus_is_an_error_with_its_bytes_and_settings():
     # masters, gradients and moments: 16 bytes for each of 8.03e9 parameters, a half of them or a 16th
-    text, held = refused(with_placement(trainer_ranks=2)), lay_out(PAPER).trainer.total
+    text, held = refused(with_placement(trainer_ranks=2)), lay_out(RunSizes.of(PAPER)).trainer.total
     (found,) = re.findall(r"each trainer GPU holds ([\d.]+) GB", text)
     assert float(found) == pytest.approx((held + 16 * 8.03e9 * (1 / 2 - 1 / 16)) / 1e9, rel=0.01)
     crowded = replace(PAPER, rollouts=Rollouts(slots=64 * 200, expected_tokens=5000))
@@ -113,7 +114,9 @@ def test_expert_ranks_must_divide_the_experts_and_a_dense_model_has_none():
     scout = replace(with_placement(expert_ranks=24, trainer_ranks=48, gpus=None), model=HuggingFaceModel(path=SCOUT))
     assert "got 24 for a model of 16 experts per layer; allowed: 1, 2, 4, 8, 16" in refused(scout)
     fits = replace(scout, placement=replace(scout.placement, expert_ranks=16))
-    assert "48 trainer ranks (FSDP2), experts on 16, and 64 vLLM generators" in "\n".join(lines(fits, lay_out(fits)))
+    assert "48 trainer ranks (FSDP2), experts on 16, and 64 vLLM generators" in "\n".join(
+        lines(lay_out(RunSizes.of(fits)))
+    )
 
 
 def test_a_trainer_and_a_torch_generator_share_one_gpu_and_must_fit_together():
@@ -123,17 +126,17 @@ def test_a_trainer_and_a_torch_generator_share_one_gpu_and_must_fit_together():
         placement=Placement(gpu_gb=24, gpus=1),
         rollouts=Rollouts(slots=64),
     )
-    assert lay_out(config).gpus == 1 and "on a GPU that both use" in refused(config)
+    assert lay_out(RunSizes.of(config)).gpus == 1 and "on a GPU that both use" in refused(config)
     larger = replace(config, placement=Placement(gpu_gb=2000, gpus=1))
-    check_layout(larger, lay_out(larger))
+    check_layout(lay_out(RunSizes.of(larger)))
 
 
 def test_memory_is_checked_only_for_gpus():
     config = replace(
         with_placement(trainer_ranks=1, generators=1, gpu_gb=1, gpus=None), hardware=Hardware(device="cpu")
     )
-    check_layout(config, lay_out(config))
-    assert "in the memory of this machine" in lines(config, lay_out(config))[1]
+    check_layout(lay_out(RunSizes.of(config)))
+    assert "in the memory of this machine" in lines(lay_out(RunSizes.of(config)))[1]
 
 
 # ------------------------------------------------------------------------------------------------------------ splits
@@ -148,20 +151,19 @@ def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
 
 
 def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
-    found = sizes_of(PAPER.model)
     measured = Measured(base_s=0.0, slope_s=0.001, trainer_tokens_per_s=1000.0, drift=((1.0, 1.0),), trained_share=1.0,
                         tokens_mean=0.0, tokens_max=0.0, batch=0, swap_s=0.0, ranks=1)  # fmt: skip
-    inputs = SpeedInputs(found, Assumptions(GPUS["H100"]), measured, updates=8)
+    inputs = SpeedInputs(Assumptions(GPUS["H100"]), measured, updates=8)
     recipe = replace(PAPER.recipe, prompts_per_step=12, off_policy=PipelineRL(max_lag=2))
     config = replace(PAPER, recipe=recipe, rollouts=Rollouts(slots=192, expected_tokens=5000))
-    outcomes = best_split(config, inputs, lengths_of(config, None), 16)
+    outcomes = best_split(RunSizes.of(config), inputs, lengths_of(RunSizes.of(config), None), 16)
     assert [one.trainer_ranks + one.generators for one in outcomes] == [16] * len(outcomes) and len(outcomes) > 2
     useful = [one.figures.useful_tokens_per_s for one in outcomes]
     assert useful == sorted(useful, reverse=True)
     assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
     with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
-        best_split(too_large, SpeedInputs(sizes_of(too_large.model), inputs.assumed), lengths_of(config, None), 8)
+        best_split(RunSizes.of(too_large), SpeedInputs(inputs.assumed), lengths_of(RunSizes.of(config), None), 8)
 
 
 class Rated:
@@ -171,8 +173,8 @@ class Rated:
         self.rate, self.staleness, self.slots = rate, staleness, []
         monkeypatch.setattr("scalerl.cluster.plan.simulate", self)
 
-    def __call__(self, config, inputs, lengths, coarse=False):
-        ranks, slots = config.placement.trainer_ranks, slots_of(config)
+    def __call__(self, run, inputs, lengths, coarse=False):
+        ranks, slots = run.placement.trainer_ranks, run.slots
         self.slots.append((ranks, slots))
         figures = SimpleNamespace(
             useful_tokens_per_s=self.rate(ranks, slots), staleness_mean=self.staleness(ranks, slots)
@@ -180,24 +182,24 @@ class Rated:
         return SimpleNamespace(trainer_ranks=ranks, slots=slots, figures=figures)
 
 
-EIGHT = (SpeedInputs(sizes_of(PAPER.model), Assumptions(GPUS["H100"])), lengths_of(PAPER, None), 8)
+EIGHT = (SpeedInputs(Assumptions(GPUS["H100"])), lengths_of(RunSizes.of(PAPER), None), 8)
 
 
 def test_the_search_takes_the_fewest_slots_that_keep_99_percent_of_the_useful_tokens(monkeypatch):
     """Training takes all tokens of 200 slots; an eighth of the slots of the split is a step."""
     rated = Rated(monkeypatch, lambda ranks, slots: min(slots, 200), lambda ranks, slots: slots / 100)
-    best, *_ = best_split(replace(PAPER, rollouts=Rollouts()), *EIGHT)
+    best, *_ = best_split(RunSizes.of(replace(PAPER, rollouts=Rollouts())), *EIGHT)
     most = max(slots for ranks, slots in rated.slots if ranks == best.trainer_ranks)
     steps = [most * eighths // 8 for eighths in range(1, 9)]
     assert most > 225 and best.slots == min(slots for slots in steps if slots >= 198)
     inputs = replace(PAPER, rollouts=Rollouts(slots=most))
-    assert best_split(inputs, *EIGHT)[0].slots == most  # those that a user has set
+    assert best_split(RunSizes.of(inputs), *EIGHT)[0].slots == most  # those that a user has set
 
 
 def test_of_splits_within_one_percent_the_one_with_the_freshest_tokens_comes_first(monkeypatch):
     rates = {1: 50.0, 2: 80.0, 3: 99.5, 4: 100.0, 5: 98.0, 6: 90.0, 7: 10.0}
     Rated(monkeypatch, lambda ranks, slots: rates[ranks], lambda ranks, slots: float(ranks))
-    best, second, *_ = best_split(replace(PAPER, rollouts=Rollouts(slots=64)), *EIGHT)
+    best, second, *_ = best_split(RunSizes.of(replace(PAPER, rollouts=Rollouts(slots=64))), *EIGHT)
     assert (best.trainer_ranks, second.trainer_ranks) == (3, 4)  # 2 is fresher, at 80%
 
 
@@ -206,14 +208,13 @@ def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_sl
     place = replace(PAPER.placement, trainer_ranks=3, generators=1, gpus=None)
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, learner=Learner())
     config = replace(config, rollouts=Rollouts(slots=16))
-    lengths = lengths_of(config, None)
+    lengths = lengths_of(RunSizes.of(config), None)
 
     def chosen(config, *micro_batches):
-        inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
-        learner = with_layout(config, inputs, lengths, micro_batches).learner
-        return learner.micro_batch_tokens, learner.gradient_checkpointing
+        run = with_layout(RunSizes.of(config), SpeedInputs(Assumptions(GPUS["H100"])), lengths, micro_batches)
+        return run.micro_batch_tokens, run.recomputed
 
-    wide = max(16_384, widest(config))
+    wide = RunSizes.of(config).widest
     assert chosen(config, 16_384, 4_096)[1] is False
     assert chosen(replace(config, learner=Learner(gradient_checkpointing=True)), wide) == (wide, True)
     large = replace(config, model=HuggingFaceModel(path="Qwen/Qwen3-8B"))
@@ -228,9 +229,9 @@ def test_a_plan_counts_the_time_of_checkpoints():
         PAPER, checkpoint=replace(PAPER.checkpoint, every=5), evaluation=replace(PAPER.evaluation, every=100)
     )
     inputs = EIGHT[0]
-    figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = run_estimate(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
-    assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 2e9)
+    figures = simulate_run(RunSizes.of(LAB), Speeds(), np.array([4, 8]), 2)
+    found = run_estimate(RunSizes.of(config), inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    assert found.checkpoint_s == pytest.approx(12 * sizes_of(config.model).sizes.params / 2e9)
     assert found.checkpoint_s == pytest.approx(48.2, abs=0.1)
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (100 + 48.18 / 5 + 300 / 100), rel=1e-4)
     seconds = config.steps * (100 + found.checkpoint_s / 5) + (1 + config.steps // 100) * 300
@@ -249,9 +250,9 @@ def test_evaluations_on_a_gpu_of_their_own_cost_what_is_late_and_the_last_one(ev
     place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, steps=1_000)
     config = replace(config, evaluation=replace(config.evaluation, every=every, overlap=True))
-    figures = dataclasses.replace(simulate_run(LAB, Speeds(), np.array([4, 8]), 2), updates_per_h=360.0)
+    figures = dataclasses.replace(simulate_run(RunSizes.of(LAB), Speeds(), np.array([4, 8]), 2), updates_per_h=360.0)
     # a checkpoint of 0.36 s after 50 updates
-    found = run_estimate(config, SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"])), figures, eval_s=300.0)
+    found = run_estimate(RunSizes.of(config), SpeedInputs(Assumptions(GPUS["H100"])), figures, eval_s=300.0)
     update_s = 10 + found.checkpoint_s / 50
     assert found.hours == pytest.approx((1000 * update_s + 1000 // every * late + 300) / 3600, rel=1e-3)
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (update_s + late / every), rel=1e-3)
@@ -262,18 +263,18 @@ def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
     model = HuggingFaceModel(path="Qwen/Qwen3-0.6B")
     paused = replace(PAPER, model=model, placement=place, evaluation=replace(PAPER.evaluation, every=100))
     beside = replace(paused, evaluation=replace(paused.evaluation, overlap=True))
-    inputs = SpeedInputs(sizes_of(model), Assumptions(GPUS["H100"]))
-    figures = dataclasses.replace(simulate_run(LAB, Speeds(), np.array([4, 8]), 2), updates_per_h=36.0)
-    before, after = (run_estimate(config, inputs, figures, eval_s=300.0) for config in (paused, beside))
+    inputs = SpeedInputs(Assumptions(GPUS["H100"]))
+    figures = dataclasses.replace(simulate_run(RunSizes.of(LAB), Speeds(), np.array([4, 8]), 2), updates_per_h=36.0)
+    before, after = (run_estimate(RunSizes.of(config), inputs, figures, eval_s=300.0) for config in (paused, beside))
     assert (before.gpus, after.gpus) == (2, 3)
     assert after.hours == pytest.approx(before.hours - (paused.steps // 100) * 300 / 3600)
     assert after.device_hours == pytest.approx(3 * after.hours)
-    layout = lay_out(beside, inputs.model)
-    assert layout.evaluates_apart and layout.sharing == 0 and not lay_out(paused, inputs.model).evaluates_apart
-    assert any("evaluator 1 on GPU 2" in line for line in lines(beside, layout))
+    layout = lay_out(RunSizes.of(beside))
+    assert layout.evaluates_apart and layout.sharing == 0 and not lay_out(RunSizes.of(paused)).evaluates_apart
+    assert any("evaluator 1 on GPU 2" in line for line in lines(layout))
     shared = replace(beside, placement=Placement(gpus=1))  # all on one GPU: two engines share the trainer's
-    assert lay_out(shared, inputs.model).sharing == 2 and not lay_out(shared, inputs.model).evaluates_apart
-    assert run_estimate(shared, inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
+    assert lay_out(RunSizes.of(shared)).sharing == 2 and not lay_out(RunSizes.of(shared)).evaluates_apart
+    assert run_estimate(RunSizes.of(shared), inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
 
 
 def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_without_one_or_on_one_gpu():
@@ -286,14 +287,16 @@ def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_with
     )  # fmt: skip
     batch, lengths = PAPER.recipe.completions_per_step, np.full(PAPER.recipe.completions_per_step, 20)
     inputs = SpeedInputs(
-        sizes_of(config.model), Assumptions(GPUS["H100"]), generator_step_s=0.01, trainer_rate=batch * 20 / 0.4,
+        Assumptions(GPUS["H100"]), generator_step_s=0.01, trainer_rate=batch * 20 / 0.4,
         transfer_s=0.0, updates=8,
     )  # fmt: skip
 
     def update_s(config, coarse=False):
-        return 3600 / simulate(config, inputs, lengths, coarse=coarse).figures.updates_per_h
+        return 3600 / simulate(RunSizes.of(config), inputs, lengths, coarse=coarse).figures.updates_per_h
 
-    assert batch_seconds(config, speeds_of(config, inputs)[0], lengths) == pytest.approx((0.2, 0.4))
+    assert batch_seconds(RunSizes.of(config), speeds_of(RunSizes.of(config), inputs)[0], lengths) == pytest.approx(
+        (0.2, 0.4)
+    )
     assert update_s(config) == pytest.approx(0.4, rel=0.05) == update_s(config, coarse=True)
     on_policy = replace(config, recipe=replace(config.recipe, off_policy=PipelineRL(max_lag=0)))
     assert update_s(on_policy) == pytest.approx(0.6, rel=0.05) == update_s(on_policy, coarse=True)
@@ -304,20 +307,20 @@ def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
     """The state of 0.75e9 parameters is 9.0 GB: 0.36 s at 25 GB/s to the memory of the host."""
     place = replace(PAPER.placement, trainer_ranks=1, generators=1, gpus=2)
     config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place)
-    inputs = SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"]))
-    figures = simulate_run(LAB, Speeds(), np.array([4, 8]), 2)
-    found = run_estimate(config, inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
-    assert found.checkpoint_s == pytest.approx(12 * inputs.model.sizes.params / 25e9)
+    inputs = SpeedInputs(Assumptions(GPUS["H100"]))
+    figures = simulate_run(RunSizes.of(LAB), Speeds(), np.array([4, 8]), 2)
+    found = run_estimate(RunSizes.of(config), inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
+    assert found.checkpoint_s == pytest.approx(12 * sizes_of(config.model).sizes.params / 25e9)
 
 
 def test_a_vllm_server_sends_no_more_than_its_api_process_can():
     """A tiny model decodes 1,000 sequences in 2 ms and a little; 20,000 tokens/s are 50 ms for them."""
     small = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"))
-    inputs = SpeedInputs(sizes_of(small.model), Assumptions(GPUS["H100"]))
+    inputs = SpeedInputs(Assumptions(GPUS["H100"]))
 
     def step(engine, running):
         placed = replace(small, placement=replace(small.placement, engine=engine))
-        return speeds_of(placed, inputs)[0].step_seconds(running, 0.0)
+        return speeds_of(RunSizes.of(placed), inputs)[0].step_seconds(running, 0.0)
 
     assert step("vllm", 1000) == pytest.approx(0.05) and step("torch", 1000) < 0.01
     assert step("vllm", 1) == step("torch", 1)  # below the limit
@@ -351,7 +354,7 @@ def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(pl
         placement=replace(PAPER.placement, **{"generators": generators, **placement}),
         rollouts=Rollouts(weights=weights),
     )
-    speeds, notes = speeds_of(config, SpeedInputs(sizes_of(config.model), Assumptions(GPUS["H100"])))
+    speeds, notes = speeds_of(RunSizes.of(config), SpeedInputs(Assumptions(GPUS["H100"])))
     assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
     assert f"assumed: {channel_name(config)} to engines on" in notes[2]
 
@@ -403,10 +406,10 @@ NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "n
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        # 768 + 1 slots x 16,096 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
+        # 768 + 1 slots x 16,128 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
         (
             ["--preset", "scalerl", "--device", "cuda", "--rollouts.slots", "768"],
-            r"generator GPU 1421.4 GB \(768 slots at the length limit",
+            r"generator GPU 1424.2 GB \(768 slots at the length limit",
         ),
         ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
         ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: auto or 1"),
@@ -529,15 +532,15 @@ def test_the_split_of_a_thousand_gpus_is_found_in_seconds(capsys):
 def test_a_search_in_growing_steps_finds_the_best_split(monkeypatch):
     tried = []
 
-    def simulate(config, inputs, lengths, coarse=False):
-        tried.append(config.placement.trainer_ranks)
-        rate = 1e6 - 1e3 * abs(config.placement.trainer_ranks - 600)
+    def simulate(run, inputs, lengths, coarse=False):
+        tried.append(run.placement.trainer_ranks)
+        rate = 1e6 - 1e3 * abs(run.placement.trainer_ranks - 600)
         return SimpleNamespace(trainer_ranks=tried[-1], slots=480,
                                figures=SimpleNamespace(useful_tokens_per_s=rate, staleness_mean=1.0))  # fmt: skip
 
     monkeypatch.setattr("scalerl.cluster.plan.simulate", simulate)
-    inputs = SpeedInputs(sizes_of(PAPER.model), Assumptions(GPUS["H100"]))
-    best, *others = best_split(PAPER, inputs, lengths_of(PAPER, None), 1000)
+    inputs = SpeedInputs(Assumptions(GPUS["H100"]))
+    best, *others = best_split(RunSizes.of(PAPER), inputs, lengths_of(RunSizes.of(PAPER), None), 1000)
     assert abs(best.trainer_ranks - 600) <= 40 and len(set(tried)) <= 10  # strides of 80 GPUs
     rates = [one.figures.useful_tokens_per_s for one in others]
     assert rates == sorted(rates, reverse=True)

@@ -1,14 +1,14 @@
 """What a run finds before it starts: prompts of files, and the default for a user's model without a GPU."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from commands import call
 
 from scalerl.config import PRESETS, read_config
-from scalerl.config.base import replace
 from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import Pool, derived_sizes, source_line
+from scalerl.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
 from scalerl.training.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
@@ -44,13 +44,13 @@ def test_the_default_without_a_gpu_is_the_largest_that_a_laptop_trains_in_ten_mi
     assert (small.steps, small.recipe) == (PRESETS["laptop"].steps, PRESETS["laptop"].recipe)
     assert said[0].startswith("demonstration: ") and "100 updates of 8 prompts x 8 completions" in said[0]
     large, said = demonstration(None, words("large-model"))
-    sizes = sizes_of(large.model).sizes
+    model = sizes_of(large.model)
     taken = [one for one in DEMONSTRATIONS if one.steps == large.steps and one.prompts == large.recipe.prompts_per_step]
     assert len(taken) == 1 and large.evaluation.prompts == min(taken[0].held_out, 60 // 5)
-    assert laptop_seconds(large, sizes, pool_of(large), mean_prompt(large)) <= 600
+    assert laptop_seconds(large, model, pool_of(large), mean_prompt(large)) <= 600
     before = DEMONSTRATIONS[DEMONSTRATIONS.index(taken[0]) - 1]
     larger = read_config(None, words("large-model"), before.fields(60))
-    assert laptop_seconds(larger, sizes, pool_of(larger), mean_prompt(larger)) > 600
+    assert laptop_seconds(larger, model, pool_of(larger), mean_prompt(larger)) > 600
     command = "scalerl train --model ./large-model --data p.jsonl --task math --preset small"
     assert said[-1] == f"the real run, on a GPU: {command}"
 
@@ -114,12 +114,11 @@ def test_the_dry_run_of_a_study_ends_with_its_hours(capsys):
 
 
 def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():
-    given = read_config(None, ["--rollouts.expected_tokens", "20"])
-    config = replace(given, rollouts=replace(given.rollouts, slots=64))
+    words = ["--rollouts.expected_tokens", "20", "--device", "cuda", "--rollouts.slots"]
     length = "given: a mean length of 20 tokens"
-    assert source_line(given, config) == (
-        f"chosen: 64 slots, micro-batches of 16,384 tokens; {length}; assumed: the longest prompt"
-    )
-    assert source_line(config, config, saved=True, longest_prompt=12) == (
+    run = replace(RunSizes.of(read_config(None, [*words, "auto"]), UNREAD), slots=64)
+    assert run.sources() == f"chosen: 64 slots, micro-batches of 16,384 tokens; {length}; assumed: the longest prompt"
+    saved = RunSizes.of(read_config(None, [*words, "64"]), UNREAD, longest_prompt=12)
+    assert saved.sources(saved=True) == (
         f"saved: 64 slots, micro-batches of 16,384 tokens; {length}; measured: prompts of at most 12 tokens"
     )

@@ -17,7 +17,8 @@ from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
 from scalerl.learner.ranks import serve_rank
 from scalerl.placement import devices
-from scalerl.placement.choices import loop_device, trains_in_loop
+from scalerl.placement.choices import loop_device
+from scalerl.placement.sizes import UNREAD, RunSizes
 from scalerl.training.resolve import place_processes
 
 ray = pytest.importorskip("ray", reason="needs Ray")
@@ -51,7 +52,7 @@ def test_the_device_is_that_of_the_cluster_and_not_of_the_driver(cluster):
     config = place_processes(ON_RAY).config
     assert config.hardware.device == "cuda" and config.hardware.dtype == "bfloat16"
     one = replace(config, placement=replace(config.placement, trainer_ranks=1))
-    assert not trains_in_loop(one) and loop_device(one) == "cpu"
+    assert not RunSizes.of(one, UNREAD).in_loop and loop_device(one) == "cpu"
     with pytest.raises(ConfigError, match="torch sees no GPU here"):
         place_processes(replace(ON_RAY, hardware=Hardware(device="cuda"), placement=Placement()))
 

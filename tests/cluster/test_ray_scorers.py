@@ -7,6 +7,7 @@ import pytest
 
 from scalerl.config.overrides import parse_config
 from scalerl.placement.devices import devices
+from scalerl.placement.sizes import UNREAD, RunSizes
 from scalerl.tasks.scoring import make_scorers
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.types import Prompt, Score
@@ -63,7 +64,7 @@ def scorers(cluster):
 
     def make(text):
         config = parse_config(text, "test")
-        resources = devices(config)["scorer", 0].resources
+        resources = devices(RunSizes.of(config, UNREAD))["scorer", 0].resources
         made.append(actor_scorers(cluster, config.placement.scorers, resources, config.data, config.scoring))
         return made[-1]
 
@@ -124,4 +125,4 @@ def test_more_scorers_than_the_cluster_has_cores_are_an_error_before_the_run():
     from scalerl.placement.devices import devices, needs
 
     config = parse_config(PLACED + "generators = 3\n[scoring]\nworkers = 4\n[hardware]\ngenerator_threads = 3", "test")
-    assert needs(devices(config)) == {"CPU": 3 + 2 * 4, "GPU": 0}
+    assert needs(devices(RunSizes.of(config, UNREAD))) == {"CPU": 3 + 2 * 4, "GPU": 0}

@@ -16,6 +16,7 @@ from scalerl.config.placement import Placement
 from scalerl.config.presets import LAB
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.engine import step as decode
 
@@ -116,14 +117,14 @@ def speeds(update_s, transfer_s=0.0):
 
 
 def test_slower_generation_determines_the_speed_of_the_run():
-    figures = simulate_run(small(), speeds(0.25), TENS, 40)
+    figures = simulate_run(RunSizes.of(small()), speeds(0.25), TENS, 40)
     assert figures.tokens_per_s == pytest.approx(80, rel=0.03) and figures.occupancy == pytest.approx(1, abs=0.02)
     assert figures.updates_per_h == pytest.approx(3600, rel=0.03)
     assert figures.trainer_idle == pytest.approx(0.75, abs=0.02) and figures.generator_idle < 0.03
 
 
 def test_slower_training_determines_the_speed_and_staleness_reaches_the_bound():
-    figures = simulate_run(small(k=2), speeds(1.5, transfer_s=0.5), TENS, 40)
+    figures = simulate_run(RunSizes.of(small(k=2)), speeds(1.5, transfer_s=0.5), TENS, 40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.02) and figures.trainer_idle < 0.02
     assert figures.tokens_per_s == pytest.approx(40, rel=0.03)
     assert figures.staleness_max == 2 and figures.stale_share == 0
@@ -131,7 +132,7 @@ def test_slower_training_determines_the_speed_and_staleness_reaches_the_bound():
 
 
 def test_on_policy_generation_and_training_alternate():
-    figures = simulate_run(small(k=0), speeds(1.0), TENS, 40)
+    figures = simulate_run(RunSizes.of(small(k=0)), speeds(1.0), TENS, 40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.05)  # one second each
     assert figures.trainer_idle == pytest.approx(0.5, abs=0.03) and figures.generator_idle == pytest.approx(
         0.5, abs=0.03
@@ -140,7 +141,7 @@ def test_on_policy_generation_and_training_alternate():
 
 
 def test_a_frozen_round_is_generated_and_then_trained():
-    figures = simulate_run(small(off_policy=PpoOffPolicy(batches=2)), speeds(1.0), TENS, 40)
+    figures = simulate_run(RunSizes.of(small(off_policy=PpoOffPolicy(batches=2))), speeds(1.0), TENS, 40)
     # two batches take two seconds; the first is trained while the second is sampled, then the second: three in all
     assert figures.updates_per_h == pytest.approx(2 * 3600 / 3, rel=0.05) and figures.staleness_max == 1
 
@@ -148,17 +149,19 @@ def test_a_frozen_round_is_generated_and_then_trained():
 def test_slow_phases_of_decoding_and_of_training_repeat():
     # steps alternate between 0.1 and 0.2 s, one batch each: a batch takes 1.5 s on average
     slow = replace_speeds(speeds(0.25), drift=((1.0, 1.0), (2.0, 1.0)))
-    assert simulate_run(small(), slow, TENS, 40).updates_per_h == pytest.approx(2400, rel=0.05)
+    assert simulate_run(RunSizes.of(small()), slow, TENS, 40).updates_per_h == pytest.approx(2400, rel=0.05)
     # on policy, a second of generation and then one or three seconds of training
     slow = replace_speeds(speeds(1.0), drift=((1.0, 1.0), (1.0, 3.0)))
-    assert simulate_run(small(k=0), slow, TENS, 40).updates_per_h == pytest.approx(1200, rel=0.05)
+    assert simulate_run(RunSizes.of(small(k=0)), slow, TENS, 40).updates_per_h == pytest.approx(1200, rel=0.05)
 
 
 def test_simulating_hundreds_of_engines_takes_seconds():
     config = small(generators=128, slots=128 * 64, k=2)
     config = replace(config, recipe=replace(config.recipe, prompts_per_step=256, generations_per_prompt=16))
     began = time.process_time()
-    figures = simulate_run(config, Speeds(lambda running, context: 64 / 2500, lambda lengths: 0.01), TENS, 8)
+    figures = simulate_run(
+        RunSizes.of(config), Speeds(lambda running, context: 64 / 2500, lambda lengths: 0.01), TENS, 8
+    )
     assert figures.tokens_per_s == pytest.approx(128 * 2500, rel=0.1)
     assert time.process_time() - began < 60
 

@@ -8,14 +8,14 @@ import pytest
 from scalerl.cluster import sizing
 from scalerl.cluster.memory import cache_bytes_per_token, disk_bytes, kept_checkpoints, trainer_memory
 from scalerl.cluster.plan import disk_line, in_units
-from scalerl.cluster.sizing import Machine, cure, host_needs, longest_row, memory_line, room_note, sized, trainer_cure
+from scalerl.cluster.sizing import Machine, cure, host_needs, memory_line, room_note, sized, trainer_cure
 from scalerl.config import LAB, read_config
 from scalerl.config.base import replace
 from scalerl.config.presets import LAPTOP
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
-from scalerl.models.sizes import WELL_KNOWN, of_config, sizes_of
-from scalerl.placement.choices import slots_of
+from scalerl.models.sizes import WELL_KNOWN, SizedModel, of_config
+from scalerl.placement.sizes import RunSizes
 
 SMOL = {
     "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -39,55 +39,56 @@ def on(gigabytes, free=0.95):
     return Machine(Memory(gigabytes * 1e9, free * gigabytes * 1e9, "this machine"))
 
 
-def chosen(gigabytes, *words, prompt=30):
-    config = configured(*words)
-    row = longest_row(config, prompt)
+def sizes(config, prompt=30):
+    return RunSizes.of(config, SizedModel(SIZES, ""), longest_prompt=prompt)
+
+
+def chosen(gigabytes, *words):
     machine = on(gigabytes)
-    config = sized(config, SIZES, row, machine)
-    return config, host_needs(config, SIZES, row, machine.host)
+    run = sized(sizes(configured(*words)), machine)
+    return run, host_needs(run, machine.host)
 
 
 def test_the_defaults_on_24_gb_take_at_most_half_of_it():
     config, needs = chosen(24)
-    assert needs.total <= 12e9 and config.rollouts.slots >= 32 and config.learner.micro_batch_tokens == 1280
+    assert needs.total <= 12e9 and config.slots >= 32 and config.micro_batch_tokens == 1280
     # slots x tokens of a row x 30 layers x 2 x 3 heads x 64 in FP32, and 256 MiB for evaluations
-    assert needs.cache == config.rollouts.slots * longest_row(config, 30) * 46_080 + 2**28
+    assert needs.cache == config.slots * config.row_tokens * 46_080 + 2**28
 
 
 @pytest.mark.parametrize("words", [(), ("--preset", "small")])
 @pytest.mark.parametrize("gigabytes", [8, 16, 24, 64])
 def test_the_defaults_fit_on_every_usual_machine(words, gigabytes):
     config, needs = chosen(gigabytes, *words)
-    assert needs.total <= 0.9 * 0.95 * gigabytes * 1e9 and config.rollouts.slots >= 8
+    assert needs.total <= 0.9 * 0.95 * gigabytes * 1e9 and config.slots >= 8
     assert gigabytes <= 16 or needs.total <= gigabytes * 0.5e9
 
 
 def test_more_memory_never_gives_smaller_sizes_than_a_step_of_the_ladder_costs():
-    slots = [chosen(gigabytes)[0].rollouts.slots for gigabytes in (40, 64, 128)]
-    assert slots == sorted(slots) and slots[-1] == slots_of(configured()) == 230  # what the schedule wants
+    slots = [chosen(gigabytes)[0].slots for gigabytes in (40, 64, 128)]
+    assert slots == sorted(slots) and slots[-1] == sizes(configured()).slots == 230  # what the schedule wants
     assert chosen(128)[0].hardware.trainer_helpers == "auto"
 
 
 def test_little_memory_is_met_by_smaller_micro_batches_and_recomputation():
     config, needs = chosen(8)
-    assert config.learner.micro_batch_tokens < 1280 and config.learner.gradient_checkpointing is True
+    assert config.micro_batch_tokens < 1280 and config.recomputed is True
     assert config.hardware.trainer_helpers == 0 and needs.total < 7e9
     kept, _ = chosen(8, "--learner.gradient_checkpointing", "false")
-    assert kept.learner.gradient_checkpointing is False and kept.rollouts.slots >= 1
+    assert kept.recomputed is False and kept.slots >= 1
 
 
 def test_equal_machines_give_equal_sizes_although_a_little_less_is_free():
-    config, row = configured(), longest_row(configured(), 30)
     machines = [Machine(Memory(24e9, free, "this machine")) for free in (23e9, 20e9, 16e9)]
-    assert len({sized(config, SIZES, row, machine).rollouts.slots for machine in machines}) == 1
+    assert len({sized(sizes(configured()), machine).slots for machine in machines}) == 1
 
 
 def test_the_lab_has_its_sizes_on_every_machine():
     config = replace(LAB, hardware=configured().hardware)
     for gigabytes in (4, 8, 24):
-        found = sized(config, sizes_of(config.model).sizes, 134, on(gigabytes))
-        assert (found.rollouts.slots, found.learner.micro_batch_tokens) == (256, 1280)
-        assert found.hardware.trainer_helpers == "auto" and found.learner.gradient_checkpointing is False
+        found = sized(RunSizes.of(config), on(gigabytes))
+        assert (found.slots, found.micro_batch_tokens, found.recomputed) == (256, 1280, False)
+        assert found.hardware.trainer_helpers == "auto"
 
 
 def test_what_cannot_fit_is_an_error_with_numbers_and_settings_that_would_fit():
@@ -107,7 +108,7 @@ def test_a_number_of_slots_that_does_not_fit_is_an_error_with_one_that_does():
         chosen(24, "--preset", "small", "--rollouts.slots", "800")
     most = int(re.search(r"rollouts.slots = (\d+)", str(error.value))[1])
     config, _ = chosen(24, "--preset", "small", "--rollouts.slots", str(most))
-    assert config.rollouts.slots == most
+    assert config.slots == most
     with pytest.raises(ConfigError, match=r"rollouts\.slots = "):
         chosen(24, "--preset", "small", "--rollouts.slots", str(most + 1))
 
@@ -116,20 +117,20 @@ def test_an_evaluation_process_has_its_weights_cache_programs_and_one_version_in
     paused, without = chosen(64, "--preset", "small", "--rollouts.slots", "16", "--hardware.trainer_helpers", "0")
     words = ["--preset", "small", "--rollouts.slots", "16", "--hardware.trainer_helpers", "0"]
     beside, needs = chosen(64, *words, "--evaluation.overlap", "true")
-    assert (beside.rollouts.slots, beside.learner) == (paused.rollouts.slots, paused.learner)
+    assert beside.slots == paused.slots and beside.micro_batch_tokens == paused.micro_batch_tokens
     weights = 4 * SIZES.params
     assert needs.channel - without.channel == pytest.approx(weights)
     assert needs.generators == pytest.approx(2 * without.generators)
-    assert needs.cache - without.cache == pytest.approx(16 * longest_row(paused, 30) * 4 * SIZES.cache_width, rel=0.05)
+    assert needs.cache - without.cache == pytest.approx(16 * paused.row_tokens * 4 * SIZES.cache_width, rel=0.05)
     assert needs.processes > without.processes and needs.trainer == without.trainer
-    copies = disk_bytes(beside, SIZES) - disk_bytes(paused, SIZES)  # of the weights that a checkpoint may have
+    copies = disk_bytes(beside) - disk_bytes(paused)  # of the weights that a checkpoint may have
     assert copies == pytest.approx((kept_checkpoints(paused) + 1) * weights)
 
 
 def test_slots_that_a_user_sets_do_not_change_the_rest_unless_they_must():
     config, needs = chosen(24, "--preset", "small", "--rollouts.slots", "128", "--hardware.trainer_helpers", "0")
-    assert needs.total > 12e9 and config.learner.micro_batch_tokens == 1280
-    assert config.learner.gradient_checkpointing is False
+    assert needs.total > 12e9 and config.micro_batch_tokens == 1280
+    assert config.recomputed is False
 
 
 def test_lengths_of_14000_tokens_are_refused_or_recomputed_not_killed():
@@ -140,47 +141,47 @@ def test_lengths_of_14000_tokens_are_refused_or_recomputed_not_killed():
 
 
 def test_a_saved_size_that_no_longer_fits_is_one_line_with_a_size_that_does():
-    config, row = chosen(24)[0], longest_row(configured(), 30)
-    assert room_note(config, SIZES, row, on(24)) == ""
-    needs = host_needs(config, SIZES, row, on(24).host).total
-    line = room_note(config, SIZES, row, on(24, free=0.98 * needs / 24e9))
+    config, needs = chosen(24)
+    assert room_note(config, on(24)) == ""
+    line = room_note(config, on(24, free=0.98 * needs.total / 24e9))
     fewer = int(re.search(r"--rollouts.slots (\d+)", line)[1])
-    assert "\n" not in line and 1 <= fewer < config.rollouts.slots
-    assert "--rollouts.slots" not in room_note(config, SIZES, row, on(24, free=0.1))
+    assert "\n" not in line and 1 <= fewer < config.slots
+    assert "--rollouts.slots" not in room_note(config, on(24, free=0.1))
 
 
 def test_a_lack_of_memory_names_settings_that_a_resume_may_change():
     config = chosen(24)[0]
-    slots = config.rollouts.slots
+    slots = config.slots
     assert f"(now {slots})" in cure(slots, 1) and "--rollouts.slots" in cure(slots, 1)
     assert "recipe.length" in cure(1, 1)
-    assert "--learner.micro_batch_tokens 640 (now 1280)" in trainer_cure(config.learner, config.hardware)
+    assert "--learner.micro_batch_tokens 640 (now 1280)" in trainer_cure(
+        config.written_to(configured()).learner, config.hardware
+    )
 
 
 def test_on_a_gpu_the_slots_are_those_that_fit_next_to_the_trainer():
     words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--task", "math", "--device", "cuda"]
-    config, model = read_config(None, words), WELL_KNOWN["Qwen/Qwen3-0.6B"]
-    row = longest_row(config, 100)
+    model = WELL_KNOWN["Qwen/Qwen3-0.6B"]
+    run = RunSizes.of(read_config(None, words), SizedModel(model, ""), longest_prompt=100)
     found = {}
     for gigabytes in (24, 80, 320):
         gpu = Memory(gigabytes * 1e9, gigabytes * 1e9, "placement.gpu_gb")
-        found[gigabytes] = chosen_here = sized(config, model, row, Machine(on(64).host, gpu))
-        tokens, again = max(chosen_here.learner.micro_batch_tokens, row), chosen_here.learner.gradient_checkpointing
-        trainer = trainer_memory(model, 1, tokens, again).total
-        assert trainer + chosen_here.rollouts.slots * row * cache_bytes_per_token(model) < 0.9 * gigabytes * 1e9
-    assert 8 <= found[24].rollouts.slots < found[80].rollouts.slots < found[320].rollouts.slots
-    assert found[320].learner.micro_batch_tokens == 16_384 and not found[320].learner.gradient_checkpointing
+        found[gigabytes] = here = sized(run, Machine(on(64).host, gpu))
+        trainer = trainer_memory(model, 1, max(here.micro_batch_tokens, run.row_tokens), here.recomputed).total
+        assert trainer + here.slots * run.row_tokens * cache_bytes_per_token(model) < 0.9 * gigabytes * 1e9
+    assert 8 <= found[24].slots < found[80].slots < found[320].slots
+    assert found[320].micro_batch_tokens == 16_384 and not found[320].recomputed
 
 
 def test_slots_of_vllm_and_of_engines_on_ray_do_not_depend_on_this_machine():
     for words in (["--placement.engine", "vllm"], ["--placement.backend", "ray"]):
-        config = configured(*words)
-        assert sized(config, SIZES, 1400, on(4)).rollouts.slots == slots_of(config)
+        run = sizes(configured(*words))
+        assert sized(run, on(4)) == run
 
 
 def test_the_line_on_memory_has_needs_free_and_limit():
-    config, row = chosen(24)[0], longest_row(configured(), 30)
-    line = memory_line(config, SIZES, row, on(24))
+    config = chosen(24)[0]
+    row, line = config.row_tokens, memory_line(config, on(24))
     assert re.search(rf"at most [\d.]+ GB: trainer [\d.]+, generator .* cache of \d+ sequences of {row} tokens", line)
     assert line.endswith("22.8 of 24.0 GB are free (this machine)") and "(estimate)" in line
 
@@ -188,7 +189,7 @@ def test_the_line_on_memory_has_needs_free_and_limit():
 def test_the_line_on_disk_has_a_checkpoint_its_number_and_the_rows():
     words = ["--checkpoint.keep", "2", "--checkpoint.every", "50", "--steps", "400", "--evaluation.every", "10"]
     config = configured(*words, "--rollouts.slots", "32", "--rollouts.expected_tokens", "1000")
-    line = disk_line(config, SIZES)
+    line = disk_line(sizes(config))
     size, count = re.search(r"([\d.]+) GB a checkpoint, at most (\d+) of them", line).groups()
     # weights and two moments in FP32, and about half of 1,000 tokens of 32 sequences; two, one in writing, the best
     cache = 32 * 500 * cache_bytes_per_token(SIZES, width=4)
@@ -196,7 +197,7 @@ def test_the_line_on_disk_has_a_checkpoint_its_number_and_the_rows():
     # 1,000 rows of 2 kB, and 100 evaluations with 2 x 16 rollouts of 1,000 tokens
     assert line.endswith("take 53 MB per 1,000 updates")
     served = replace(config, placement=replace(config.placement, engine="vllm"))
-    assert f"{12 * SIZES.params / 1e9:.1f} GB a checkpoint" in disk_line(served, SIZES)
+    assert f"{12 * SIZES.params / 1e9:.1f} GB a checkpoint" in disk_line(sizes(served))
 
 
 def test_without_a_gpu_a_users_data_start_from_the_sizes_of_a_laptop(monkeypatch):
@@ -211,13 +212,12 @@ def test_without_a_gpu_a_users_data_start_from_the_sizes_of_a_laptop(monkeypatch
 
 
 def test_an_evaluation_alone_takes_half_of_the_memory_and_what_is_free_only_if_it_must(monkeypatch):
-    config = configured()
     for free, row, expected in ((20e9, 1e9, 11), (8e9, 1e9, 6), (20e9, 13e9, 1), (20e9, 30e9, 0)):
         # half of 24 GB or 90% of what is free, less 1 GB of working memory
         monkeypatch.setattr(sizing, "host_memory", lambda free=free: Memory(24e9, free, "this machine"))
         monkeypatch.setattr(sizing, "resident_bytes", lambda: 0)
-        assert sizing.cache_rows(config, row, 1e9) == expected
-    assert sizing.cache_rows(replace(config, rollouts=replace(config.rollouts, slots=4)), 1e9, 1e9) == 17
+        assert sizing.cache_rows(row, 1e9, None, given=False) == expected
+    assert sizing.cache_rows(1e9, 1e9, None, given=True) == 17
 
 
 def test_units_of_durations():

@@ -13,6 +13,7 @@ from scalerl.config.base import replace
 from scalerl.config.length import NoLengthControl
 from scalerl.config.presets import LAB
 from scalerl.config.recipe import PipelineRL
+from scalerl.placement.sizes import RunSizes
 
 CONTROL = NoLengthControl(max_tokens=400)
 LENGTHS = lognormal(40.0, 1.0, CONTROL)
@@ -27,7 +28,9 @@ def figures():
             LAB.recipe, prompts_per_step=16, generations_per_prompt=16, length=CONTROL, off_policy=off_policy
         )
         config = replace(LAB, recipe=recipe, rollouts=replace(LAB.rollouts, slots=256, expected_tokens=40))
-        rows[rule] = simulate_run(config, Speeds(update_seconds=lambda lengths: 20.0), LENGTHS, updates=100)
+        rows[rule] = simulate_run(
+            RunSizes.of(config), Speeds(update_seconds=lambda lengths: 20.0), LENGTHS, updates=100
+        )
     return rows
 
 

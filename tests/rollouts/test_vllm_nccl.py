@@ -19,8 +19,9 @@ from vllm_setup import direct, drain, requests, wait_for
 from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.models.weights import WeightLayout
-from scalerl.placement.choices import channel_choice, trains_in_loop
+from scalerl.placement.choices import channel_choice
 from scalerl.placement.devices import Host
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.vllm import nccl
 from scalerl.rollouts.vllm.nccl import NcclChannel, NcclTransfer, ServersClient, address_towards
 from scalerl.training import resolve
@@ -168,10 +169,12 @@ def test_a_machine_without_vllm_or_with_one_gpu_uses_files_and_says_so(monkeypat
     monkeypatch.setattr(resolve, "this_machine", lambda: Host("here", tuple(map(str, range(gpus[0]))), 80.0))
     monkeypatch.setattr(resolve, "find_spec", lambda name: installed[0])
     resolved = resolve.place_processes(config)
-    assert resolved.config.rollouts.weights == "nccl" and not trains_in_loop(resolved.config) and resolved.notes == ()
+    assert (
+        resolved.config.rollouts.weights == "nccl" and not RunSizes.of(resolved.config).in_loop and resolved.notes == ()
+    )
     gpus[0] = 1
     shared = resolve.place_processes(config)
-    assert shared.config.rollouts.weights == "directory" and trains_in_loop(shared.config)
+    assert shared.config.rollouts.weights == "directory" and RunSizes.of(shared.config).in_loop
     assert "through files: an engine shares the trainer's GPU" in shared.notes[0]
     with pytest.raises(ConfigError, match=r"share the only GPU here.*allowed: auto, directory"):
         resolve.place_processes(resolved.config)

@@ -24,7 +24,7 @@ from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.learner.ranks import LearnerGroup, TransferDied
-from scalerl.placement.choices import trains_in_loop
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.vllm import nccl
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
@@ -259,7 +259,7 @@ def test_a_server_whose_workers_wait_for_a_dead_one_is_left_out_until_its_restar
 def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_time_limit(gloo, serve):
     place = Placement(engine="vllm", servers=("http://x:1",))
     config = RunConfig(placement=place, rollouts=Rollouts(weights="nccl"))
-    assert config.placement.trainer_ranks == 1 and not trains_in_loop(config)
+    assert config.placement.trainer_ranks == 1 and not RunSizes.of(config).in_loop
     server, address = serve("got")
     channel = gloo_vllm.channel_to(address)
     ranks = RankProcesses([gloo_vllm.Sender(gloo)], [channel], timeout_s=60)

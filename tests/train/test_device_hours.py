@@ -9,6 +9,7 @@ from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
 from scalerl.placement.devices import Devices, counted, devices
+from scalerl.placement.sizes import UNREAD, RunSizes
 from scalerl.training.progress import Compute, Stopwatch
 
 
@@ -30,11 +31,13 @@ def on_gpus(**placement):
     ],
 )
 def test_a_run_holds_its_ranks_and_the_gpus_of_its_engines(placement, held):
-    assert counted(devices(on_gpus(**placement))) == held
+    assert counted(devices(RunSizes.of(on_gpus(**placement), UNREAD))) == held
 
 
 def test_a_run_on_cpu_holds_one_device():
-    assert counted(devices(replace(LAB, placement=Placement(trainer_ranks=2, generators=2)))) == Devices(1, 1)
+    assert counted(devices(RunSizes.of(replace(LAB, placement=Placement(trainer_ranks=2, generators=2))))) == Devices(
+        1, 1
+    )
 
 
 def test_generation_during_a_checkpoint_counts_the_devices_of_the_engines():
