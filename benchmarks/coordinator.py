@@ -91,9 +91,9 @@ def trainer_of(
     config, clock = config_of(rule, size[0] * size[1], size[0] * size[1], group_size, MEAN), Clock()
     length_of = by_key(lognormal(MEAN, 1.0, config.recipe.length))
     engines = [wrap(ExactSimulatedEngine(size[1], length_of, clock=clock)) for _ in range(size[0])]
-    coordinator = Coordinator(engines, schedule_of(config.recipe, RunSizes.of(config).generation), group_size, 0)
+    coordinator = Coordinator(engines, schedule_of(RunSizes.of(config)), group_size, 0)
     trainer = SimulatedTrainer(coordinator, Speeds(update_seconds=lambda lengths: MEAN / 2), clock)
-    trainer.start(first_visits(config.recipe, RunSizes.of(config).generation))
+    trainer.start(first_visits(RunSizes.of(config)))
     return trainer
 
 

@@ -18,7 +18,7 @@ def generator_spec(
     config: RunConfig, path: str, vocabulary: int, rule: LengthRule, stop: tuple[int, ...], **fields: Any
 ) -> GeneratorSpec:
     """Return the generators over a model in a directory."""
-    generation = RunSizes.of(config, UNREAD).generation
+    sizes = RunSizes.of(config, UNREAD)
     return GeneratorSpec(
         policy=policy_spec(config, path),
         vocabulary=vocabulary,
@@ -28,15 +28,15 @@ def generator_spec(
         placement=config.placement,
         scoring=config.scoring,
         decoding=Decoding(
-            slots=generation.slots,
-            evaluated=generation.evaluated_sequences,
-            seed=generation.seed,
+            slots=sizes.slots,
+            evaluated=sizes.most_evaluated,
+            seed=sizes.seed,
             longest_prompt=2,
             rule=rule,
             sampling=Sampling(config.recipe.temperature, config.recipe.top_p, stop),
             experts=config.recipe.routing_replay == "on",
         ),
-        schedule=schedule_of(config.recipe, generation),
+        schedule=schedule_of(sizes),
         group_size=config.recipe.generations_per_prompt,
         load_state=None,
         save=None,

@@ -200,17 +200,16 @@ def simulate_run(run: RunSizes, speeds: Speeds, lengths: Lengths, updates: int, 
     Raises:
         Stuck: Neither side can continue.
     """
-    recipe, count, slots, generation = run.recipe, run.placement.engines, run.slots, run.generation
+    recipe, count, slots = run.recipe, run.placement.engines, run.slots
     clock, length_of = Clock(), by_key(lengths)
     kind = ExactSimulatedEngine if run.schedule == "deterministic" else SimulatedEngine
     engines = [kind(slots // count + (number < slots % count), length_of, speeds, clock) for number in range(count)]
-    schedule = schedule_of(recipe, generation)
-    coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, run.seed)
+    coordinator = Coordinator(engines, schedule_of(run), recipe.generations_per_prompt, run.seed)
     mean = float(lengths.mean())
     batch_steps = mean * recipe.completions_per_step / slots
     poll_s = speeds.mean_step(engines[0].slots, mean) * max(1.0, min(mean, batch_steps) / quanta)
     trainer = SimulatedTrainer(coordinator, speeds, clock, recipe.off_policy.samples_with, poll_s)
-    trainer.start(first_visits(recipe, generation))
+    trainer.start(first_visits(run))
 
     def counters() -> npt.NDArray[np.float64]:
         stats, idle_s = coordinator.stats(), trainer.blocked_s + sum(engine.empty_s for engine in engines) / count

@@ -38,31 +38,6 @@ UNREAD = SizedModel(ModelSizes(0.0, ()), "not read")
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """Sizes and seed of the generators, and when they use new weights.
-
-    Example (the lab): Generation(slots=256, expected_tokens=28, schedule="deterministic", lag_ticks=42,
-                                  lag_follows=True, ahead=1, evaluated_sequences=1024, seed=0)
-    """
-
-    slots: int
-    """Sequences decoded together by all generators."""
-    expected_tokens: int
-    """Expected mean length of a completion."""
-    schedule: Literal["deterministic", "eager"]
-    """Whether new weights become active at a tick that the data determine, or as soon as they arrive."""
-    lag_ticks: int
-    """Decode steps from a batch to the use of its weights."""
-    lag_follows: bool
-    """Whether `lag_ticks` is only the first value, and follows the steps of recent batches."""
-    ahead: int
-    """Complete batches that may wait for the trainer while an eager schedule goes on."""
-    evaluated_sequences: int
-    """Most sequences of an evaluation."""
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunSizes:
     """The sizes of a run, and the parts of its configuration that leave no choice open.
 
@@ -90,8 +65,9 @@ class RunSizes:
     channel: str
     """Name of the weight channel."""
     schedule: Literal["deterministic", "eager"]
+    """Whether new weights become active at a tick that the data determine, or as soon as they arrive."""
     ahead: int
-    """Complete batches that may wait for the trainer."""
+    """Complete batches that may wait for the trainer while an eager schedule goes on."""
     tasks: int
     """Number of tasks."""
     workers: int
@@ -223,24 +199,19 @@ class RunSizes:
         return max(self.micro_batch_tokens, self.row_tokens)
 
     @property
-    def generation(self) -> Generation:
-        """Sizes and schedule of the generators.
+    def lag_ticks(self) -> int:
+        """Decode steps from a batch to the use of its weights, with a deterministic schedule; else 0.
 
-        New weights of a deterministic schedule become active 1.5 times the steps of a batch after it: if both sides are
-        balanced, an update takes as long as a batch, and the factor 1.5 absorbs the variation of both.
+        New weights become active 1.5 times the steps of a batch after it: if both sides are balanced, an update takes
+        as long as a batch, and the factor 1.5 absorbs the variation of both.
         """
-        lags = self.recipe.off_policy.streams and self.schedule == "deterministic"
         steps = self.recipe.completions_per_step * self.expected_tokens / self.slots
-        return Generation(
-            slots=self.slots,
-            expected_tokens=self.expected_tokens,
-            schedule=self.schedule,
-            lag_ticks=math.ceil(1.5 * steps) if lags else 0,
-            lag_follows=lags and "expected_tokens" in self.open,  # lengths are not known before the run
-            ahead=self.ahead,
-            evaluated_sequences=self.most_evaluated,
-            seed=self.seed,
-        )
+        return math.ceil(1.5 * steps) if self.recipe.off_policy.streams and self.schedule == "deterministic" else 0
+
+    @property
+    def lag_follows(self) -> bool:
+        """Whether `lag_ticks` is only the first value, and follows the steps of recent batches."""
+        return self.lag_ticks > 0 and "expected_tokens" in self.open  # lengths are not known before the run
 
     @property
     def occupancy(self) -> float:
@@ -305,17 +276,16 @@ def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
         for task in config.data
     )
     run = RunSizes.of(config, UNREAD)
-    g = run.generation
-    lag = f"{g.lag_ticks} decode steps" + (" (initially)" if g.lag_follows else "")
-    used = f"; weights are used {lag} after their batch is complete" if g.lag_ticks else ""
+    lag = f"{run.lag_ticks} decode steps" + (" (initially)" if run.lag_follows else "")
+    used = f"; weights are used {lag} after their batch is complete" if run.lag_ticks else ""
     generators = f", on {config.placement.engines} generators" if config.placement.engines > 1 else ""
     beside = ", beside training" if checks.overlap else ""
     return [
         f"{recipe.name}: {config.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
         f"generations = {total} completions of up to {longest} tokens (<= {total * longest:,} tokens per step)",
-        f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {g.slots} "
+        f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {run.slots} "
         f"sequences decoded together{generators}, expected occupancy {run.occupancy:.0%} at a mean "
-        f"length of {g.expected_tokens} tokens{used}",
+        f"length of {run.expected_tokens} tokens{used}",
         f"evaluation every {checks.every} steps{beside}: {sets} x {checks.samples} samples",
         config.checkpoint.policy(checks.every),
         *_draws_lines(config, pool.training),

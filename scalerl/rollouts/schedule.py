@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from scalerl.config.recipe import PipelineRL, PpoOffPolicy, Recipe
-from scalerl.placement.sizes import Generation
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.placement.sizes import RunSizes
 from scalerl.rollouts.activation import ACTIVATIONS, Activation, Following
 
 
@@ -325,29 +325,29 @@ class RoundSchedule(Schedule):
         self._open = {int(index): bool(done) for index, done in state["open"]}
 
 
-def first_visits(recipe: Recipe, generation: Generation) -> int:
+def first_visits(run: RunSizes) -> int:
     """Return how many prompts a run draws for its first weights: those of k + 1 batches.
 
     If groups need not wait for longer ones, the prompts that start while the longest completion is sampled are added.
     """
-    rule = recipe.off_policy
-    visits = recipe.prompts_per_step * (rule.max_lag + 1)
-    return visits if rule.waits else visits + _groups_in_flight(recipe, generation)
+    rule = run.recipe.off_policy
+    visits = run.recipe.prompts_per_step * (rule.max_lag + 1)
+    return visits if rule.waits else visits + _groups_in_flight(run)
 
 
-def most_untrained(recipe: Recipe, generation: Generation) -> int:
+def most_untrained(run: RunSizes) -> int:
     """Return how many groups may be started but not trained on yet, if weights are used on arrival.
 
     Without a limit, a fast generator fills the queue until every token is k updates stale. The limit covers the groups
     that fill the slots, one batch in training, and the `rollouts.ahead` batches that may wait.
     """
-    return _groups_in_flight(recipe, generation) + (1 + generation.ahead) * recipe.prompts_per_step
+    return _groups_in_flight(run) + (1 + run.ahead) * run.recipe.prompts_per_step
 
 
-def _groups_in_flight(recipe: Recipe, generation: Generation) -> int:
+def _groups_in_flight(run: RunSizes) -> int:
     """Return how many groups start while the longest completion is sampled, if it does not hold back the others."""
-    longest = recipe.length.max_tokens / generation.expected_tokens
-    return math.ceil(generation.slots / recipe.generations_per_prompt * longest)
+    longest = run.recipe.length.max_tokens / run.expected_tokens
+    return math.ceil(run.slots / run.recipe.generations_per_prompt * longest)
 
 
 def _pipeline(rule: PipelineRL, per_batch: int, activation: Activation, most: float = math.inf) -> Schedule:
@@ -363,9 +363,9 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {"pipeline": _pipeline, "ppo-off
 of untrained groups."""
 
 
-def schedule_of(recipe: Recipe, generation: Generation) -> Schedule:
+def schedule_of(run: RunSizes) -> Schedule:
     """Return the schedule of a run, before its first group."""
-    lag = generation.lag_ticks
-    activation = Following(lag) if generation.lag_follows else ACTIVATIONS[generation.schedule](lag)
-    most = most_untrained(recipe, generation) if activation.on_arrival else math.inf
+    recipe = run.recipe
+    activation = Following(run.lag_ticks) if run.lag_follows else ACTIVATIONS[run.schedule](run.lag_ticks)
+    most = most_untrained(run) if activation.on_arrival else math.inf
     return SCHEDULES[recipe.off_policy.kind](recipe.off_policy, recipe.prompts_per_step, activation, most)

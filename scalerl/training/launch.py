@@ -42,6 +42,7 @@ from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.rollouts.channels import CHANNELS, evaluation_channel
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.pipeline import Pipeline
+from scalerl.rollouts.schedule import first_visits
 from scalerl.rollouts.turns import check_replies
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.checks import check_rewards, containment_notes, reference_notes, repetition_notes, sandbox_notes
@@ -214,7 +215,7 @@ def _assemble(
     judge = RunWarnings(config.recipe, sizes.slots, config.main_tasks, default_axis(config))
     return Run(
         config=config,
-        generation=sizes.generation,
+        first_visits=first_visits(sizes),
         sizes=policy.sizes,
         text=text,
         held_out=held_out,

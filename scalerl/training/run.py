@@ -19,11 +19,9 @@ from scalerl.learner.batch import RolloutTensors
 from scalerl.learner.checkpoint import CheckpointStore
 from scalerl.models.sizes import ModelSizes
 from scalerl.models.text import TokenText
-from scalerl.placement.sizes import Generation
 from scalerl.prompts.curriculum import Curriculum, Mixture
 from scalerl.rollouts.coordinator import NewVersion
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
-from scalerl.rollouts.schedule import first_visits
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.evaluator import Evaluator, HeldOut
 from scalerl.training.progress import Compute, Progress
@@ -39,7 +37,8 @@ class Run:
     """The objects of a run; functions of loop.py, due.py and saved.py steer them."""
 
     config: RunConfig
-    generation: Generation
+    first_visits: int
+    """Prompts that are drawn for the first weights."""
     sizes: ModelSizes
     """Sizes of the policy, for its FLOPs."""
     text: TokenText
@@ -95,7 +94,7 @@ class Run:
 
 def draw_first(run: Run) -> tuple[Visit, ...]:
     """Draw the prompts that may be started with the first weights."""
-    return _draw(run, first_visits(run.config.recipe, run.generation))
+    return _draw(run, run.first_visits)
 
 
 def _draw(run: Run, n: int) -> tuple[Visit, ...]:

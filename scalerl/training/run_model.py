@@ -116,7 +116,7 @@ def generator_spec(
         run: Directory for logs.
         parts: Other fields.
     """
-    recipe, generation = sizes.recipe, sizes.generation
+    recipe = sizes.recipe
     return GeneratorSpec(
         policy=model,
         vocabulary=policy.vocab_size,
@@ -126,15 +126,15 @@ def generator_spec(
         placement=sizes.placement,
         scoring=scoring,
         decoding=Decoding(
-            slots=generation.slots,
-            evaluated=generation.evaluated_sequences,
-            seed=generation.seed,
+            slots=sizes.slots,
+            evaluated=sizes.most_evaluated,
+            seed=sizes.seed,
             longest_prompt=sizes.longest_prompt,
             rule=rule,
             sampling=Sampling(recipe.temperature, recipe.top_p, stop),
             experts=recipe.routing_replay == "on",
         ),
-        schedule=schedule_of(recipe, generation),
+        schedule=schedule_of(sizes),
         group_size=recipe.generations_per_prompt,
         save=save_state,
         run=run,

@@ -122,9 +122,9 @@ def test_only_activation_on_arrival_limits_the_queue():
     text = '[rollouts]\nschedule = "eager"\nslots = 1024\nahead = 2\nexpected_tokens = 7024'
     config = parse_config(text, "test")
     assert config.recipe.length.max_tokens == 2 * 7024  # P = 48 prompts of G = 16
-    assert schedule_of(config.recipe, RunSizes.of(config).generation).most_untrained == 1024 / 16 * 2 + 3 * 48
+    assert schedule_of(RunSizes.of(config)).most_untrained == 1024 / 16 * 2 + 3 * 48
     usual = parse_config("", "test")
-    assert schedule_of(usual.recipe, RunSizes.of(usual).generation).most_untrained == math.inf
+    assert schedule_of(RunSizes.of(usual)).most_untrained == math.inf
 
 
 def test_an_adaptive_lag_is_one_and_a_half_times_the_ticks_of_the_latest_batches():
