@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.run import Hardware, Learner, Placement
+from scalerl.config.run import Hardware, LearnerSettings, Placement
 from scalerl.learner.base import LearnerSpec
 from scalerl.learner.batch import RolloutTensors, TrainBatch
 from scalerl.learner.rank_processes import RankProcesses
@@ -70,7 +70,7 @@ def measure(name: str, rounds: int) -> None:
             model=HuggingFaceModel(path=path),
             hardware=Hardware(device="cpu", dtype="float32", trainer_threads=1, generator_threads=1),
             placement=Placement(trainer_ranks=2),
-            learner=Learner(micro_batch_tokens=8192),
+            learner=LearnerSettings(micro_batch_tokens=8192),
         )
         single = SingleLearner(load_policy(path), config.recipe, micro_batch_tokens=8192)
         model, settings = policy_spec(config, path), config.learner

@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
-from scalerl.config.run import Hardware, Learner
+from scalerl.config.run import Hardware, LearnerSettings
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.learner.ranks import LearnerGroup
 from scalerl.learner.single import SingleLearner
@@ -115,7 +115,7 @@ def check_ranks(bench, gpus, dtype, model, tmp_path):
         recipe=replace(SCALERL, loss=Reinforce(), optimizer=optimizer),
         model=HuggingFaceModel(path=str(tmp_path / "model")),
         hardware=Hardware(device="cuda", dtype=dtype, trainer_threads=1, generator_threads=1),
-        learner=Learner(micro_batch_tokens=50),
+        learner=LearnerSettings(micro_batch_tokens=50),
     )
     tiny_model(model, initializer_range=0.1).save_pretrained(tmp_path / "model")
     policy = load_policy(config.model.path, device="cuda", dtype=dtype)

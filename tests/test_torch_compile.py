@@ -103,7 +103,7 @@ def with_kernel(monkeypatch):
     """Let packed rows take the form for GPUs, compiled without a C compiler."""
     monkeypatch.setattr(packing, "takes_varlen", lambda query, value: query.shape[-1] == value.shape[-1])
     monkeypatch.setattr(torch_varlen, "varlen_attn", kernel)
-    monkeypatch.setattr(torch_compile, "BACKEND", "aot_eager")
+    monkeypatch.setattr(torch_compile, "COMPILER", "aot_eager")
     monkeypatch.setattr("scalerl.models.cpu.loops.accelerate_norms", lambda model: None)  # calls C: not traceable
     monkeypatch.setattr("scalerl.models.cpu.onednn.accelerate", lambda model: None)
     torch_compile.compiled.cache_clear()
@@ -144,7 +144,7 @@ def test_any_family_is_compiled_or_trained_as_before(name):
 
 @pytest.mark.slow
 def test_inductor_computes_the_same_gradient(monkeypatch):
-    monkeypatch.setattr(torch_compile, "BACKEND", "inductor")
+    monkeypatch.setattr(torch_compile, "COMPILER", "inductor")
     found = learner_gradient(Policy(tiny_model("qwen3")), training_batch(), packing="packed", compile=True)
     assert relative_error(found, plain_gradient(tiny_model("qwen3"), training_batch())) < 1e-5
 
@@ -178,7 +178,7 @@ def test_without_a_compiler_layers_are_trained_as_before(monkeypatch):
     def fail(graph, inputs):
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
 
-    monkeypatch.setattr(torch_compile, "BACKEND", fail)
+    monkeypatch.setattr(torch_compile, "COMPILER", fail)
     recipe = Recipe(loss=Reinforce())
     with pytest.raises(ConfigError, match=r"torch.compile fails \(.*Failed to find C compiler"):
         SingleLearner(Policy(tiny_model("qwen3")), recipe, packing="packed", compile=True)

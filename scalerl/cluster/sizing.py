@@ -29,7 +29,7 @@ from scalerl.config.base import replace as replace_part
 from scalerl.config.model import Lora
 from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Custom
-from scalerl.config.run import Learner
+from scalerl.config.run import LearnerSettings
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory, gpu_memory, host_memory, resident_bytes
 from scalerl.placement.devices import GB, USABLE, devices, shares_gpus
@@ -300,7 +300,7 @@ def cure(slots: int, engines: int) -> str:
     return f"resume with fewer sequences, --rollouts.slots {fewer} (now {slots})"
 
 
-def trainer_cure(settings: Learner, hardware: Hardware) -> str:
+def trainer_cure(settings: LearnerSettings, hardware: Hardware) -> str:
     """Return what to do if a trainer lacks memory."""
     tokens = chosen(settings.micro_batch_tokens)
     less = [f"--learner.micro_batch_tokens {max(1, tokens // 2)} (now {tokens})"]

@@ -7,14 +7,14 @@ from scalerl.config.presets import LAB, PRESETS, QUICK
 from scalerl.config.run import (
     Checkpointing,
     Evaluation,
-    Learner,
+    LearnerSettings,
     Rollouts,
     RunConfig,
     Scoring,
 )
 
 __all__ = [
-    "LAB", "PRESETS", "QUICK", "Checkpointing", "Evaluation", "Hardware", "HuggingFaceModel", "Learner", "Lora",
+    "LAB", "PRESETS", "QUICK", "Checkpointing", "Evaluation", "Hardware", "HuggingFaceModel", "LearnerSettings", "Lora",
     "Rollouts", "RunConfig", "Scoring", "TinyModel", "WarmStart", "by_name", "merge", "parse_config", "plain_values",
     "read_config", "to_toml",
 ]  # fmt: skip

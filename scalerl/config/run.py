@@ -194,7 +194,7 @@ class Scoring(Part):
         return automatic if self.workers == "auto" else self.workers
 
 
-class Learner(Part):
+class LearnerSettings(Part):
     """Settings of the trainer."""
 
     micro_batch_tokens: Auto | Count = "auto"
@@ -288,7 +288,7 @@ class RunConfig(Part):
     """The generators."""
     scoring: Scoring = Scoring()
     """The verifiers and reward functions."""
-    learner: Learner = Learner()
+    learner: LearnerSettings = LearnerSettings()
     """The trainer."""
     hardware: Hardware = Hardware()
     """Device, data types, threads and libraries."""

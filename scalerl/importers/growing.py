@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.core.files import trouble
+from scalerl.core.rows import CHECKED_BYTES
 from scalerl.importers.points import Imported, of_tables, summarized
 from scalerl.tables.errors import Away, CurveError, LogError, TooEarly, with_command
 from scalerl.tables.events import MOST_ENTRIES
 from scalerl.tables.forms import find_log, read_directory, read_file, wandb_path
 from scalerl.tables.table import Table
 from scalerl.tables.trackers import WandbRun
-
-CHECKED_BYTES = 128
-"""Bytes before the end of the last look that must be unchanged; otherwise the file was cut back or replaced."""
 
 SIDE_FILES = ("-wal",)
 """Ends of the names of files beside a SQLite database that have its newest rows."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Recipe
-from scalerl.config.run import Learner as LearnerSettings
+from scalerl.config.run import LearnerSettings as LearnerSettings
 from scalerl.core.errors import RunError
 from scalerl.learner.batch import TrainBatch
 from scalerl.learner.metrics import StepStats

@@ -93,7 +93,7 @@ class TokenSums:
     @classmethod
     def of(cls, parts: Sequence[TokenSums]) -> TokenSums:
         """Return the sums and extremes over parts, such as micro-batches or ranks, added in order."""
-        columns = {name: [getattr(part, name) for part in (cls(), *parts)] for name in NAMES}
+        columns = {name: [getattr(part, name) for part in (cls(), *parts)] for name in SUM_NAMES}
         return cls(**{name: OVER_PARTS[name](values) for name, values in columns.items()})
 
     def means(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class TokenSums:
         }
 
 
-NAMES = tuple(part.name for part in fields(TokenSums))
+SUM_NAMES = tuple(part.name for part in fields(TokenSums))
 """The sums in the order in which a tensor holds them, between a device or a rank and TokenSums."""
 
 OVER_PARTS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -127,11 +127,11 @@ OVER_PARTS: dict[str, Callable[[Sequence[float]], float]] = {
 
 def packed_values(values: Mapping[str, Tensor | float], device: torch.device) -> Tensor:
     """Return one float64 tensor on a device of values by name; the host does not wait. Sums without a value are 0."""
-    assert values.keys() <= set(NAMES), values.keys() - set(NAMES)
-    out = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
+    assert values.keys() <= set(SUM_NAMES), values.keys() - set(SUM_NAMES)
+    out = torch.zeros(len(SUM_NAMES), dtype=torch.float64, device=device)
     for name, value in values.items():
         # `out[place] = value` would copy a number from the host and wait for the GPU
-        place = out[NAMES.index(name)]
+        place = out[SUM_NAMES.index(name)]
         place.copy_(value) if isinstance(value, Tensor) else place.fill_(value)
     return out
 
@@ -139,7 +139,7 @@ def packed_values(values: Mapping[str, Tensor | float], device: torch.device) ->
 def summed_values(parts: Sequence[Tensor]) -> TokenSums:
     """Wait for the device and return the sums over parts that `packed_values` made."""
     rows = torch.stack(list(parts)).tolist() if parts else []
-    return TokenSums.of([TokenSums(**dict(zip(NAMES, row, strict=True))) for row in rows])
+    return TokenSums.of([TokenSums(**dict(zip(SUM_NAMES, row, strict=True))) for row in rows])
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ from scalerl.rollouts.replay import Difference, NotFinite, check_current
 MicroBatch = tuple[Tensor, int]
 """Rows of a batch, and the number of tokens of the longest of them."""
 
-Result = TypeVar("Result")
+Computed = TypeVar("Computed")
 
 
 class Pass(NamedTuple):
@@ -166,7 +166,7 @@ class PolicyLearner:
         """Return the forward passes of this process over a batch."""
         raise NotImplementedError
 
-    def _results(self, tasks: Sequence[Callable[[], Result]], batch: TrainBatch) -> Iterator[Result]:
+    def _results(self, tasks: Sequence[Callable[[], Computed]], batch: TrainBatch) -> Iterator[Computed]:
         """Yield the results of tasks in order."""
         return (task() for task in tasks)
 

@@ -24,7 +24,7 @@ from scalerl.learner.batch import TrainBatch
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.learner.cpu import Helpers
 from scalerl.learner.metrics import TokenMeter, TokenSums
-from scalerl.learner.policy_learner import MOMENTS, Pass, PolicyLearner, Result
+from scalerl.learner.policy_learner import MOMENTS, Computed, Pass, PolicyLearner
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy
 from scalerl.rollouts.weights import WeightChannel
@@ -71,7 +71,7 @@ class SingleLearner(PolicyLearner):
         parts = (batch.shared_micro_batches if shared else ordinary)(self._even_budget(batch, shared))
         return [Pass(batch, part, packed, shared) for part in parts]
 
-    def _results(self, tasks: Sequence[Callable[[], Result]], batch: TrainBatch) -> Iterator[Result]:
+    def _results(self, tasks: Sequence[Callable[[], Computed]], batch: TrainBatch) -> Iterator[Computed]:
         """Yield the results of tasks in order; helpers compute some of them."""
         return self._helpers.in_order(tasks, batch.settings.idle_cores)
 

@@ -18,7 +18,7 @@ from typing import Any
 from scalerl.core.errors import ConfigError, raising, short
 from scalerl.core.limits import TEMPLATE_S
 
-LONGEST_TEXT = 1_000_000
+MOST_CHARACTERS = 1_000_000
 """Maximum length of a rendered text, characters, in addition to ten times the length of its messages."""
 
 LONGEST_TOKEN = 128
@@ -216,7 +216,7 @@ def render(
                 **(arguments or {}),
             )
         text = str(rendered)
-        if len(text) > LONGEST_TEXT + 10 * sum(len(message["content"]) for message in messages):
+        if len(text) > MOST_CHARACTERS + 10 * sum(len(message["content"]) for message in messages):
             raise ValueError(f"it makes a text of {len(text)} characters")
     return text
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-BACKEND = "inductor"
+COMPILER = "inductor"
 """Backend of torch.compile; tests take a faster one."""
 
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is compiled at its first call."""
-    return torch.compile(function, dynamic=True, backend=BACKEND)
+    return torch.compile(function, dynamic=True, backend=COMPILER)

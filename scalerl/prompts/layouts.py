@@ -191,7 +191,7 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], s
         raise ConfigError(
             f"{source}: {at!r} is {short(answer)}; allowed: one reference answer, text or a finite number"
         )
-    extracted = ANSWER_FORMS[data.answers]("" if answer is None else str(answer))
+    extracted = REFERENCE_FORMS[data.answers]("" if answer is None else str(answer))
     if extracted is None:
         raise ConfigError(
             f"{source}: {at!r} is {short(answer)}; data.answers = {data.answers!r} finds no answer in it; allowed: "
@@ -222,7 +222,7 @@ def last_boxed(text: str) -> str | None:
     return in_braces(tail)
 
 
-ANSWER_FORMS: dict[str, Callable[[str], str | None]] = {
+REFERENCE_FORMS: dict[str, Callable[[str], str | None]] = {
     "whole": lambda text: text,
     "hashes": after_hashes,
     "boxed": last_boxed,

@@ -275,7 +275,7 @@ def frontier(
     different = len(distinct(settings))
     few = different if different < LEAST_SETTINGS else 0
     best = decided(scene, budget, fits[0], cost, few, check=pooled_runs.check, uses=pooled_runs.uses,
-                   asked=tuple(dict(setting) for setting in also), notes=tuple(notes), slopes=slopes(law),
+                   asked=tuple(dict(setting) for setting in also), notes=tuple(notes), slopes=slopes_of(law),
                    without_published=plain.ranked(budget)[0][0] if plain else None)  # fmt: skip
     if best.next_run is None:
         return best
@@ -365,7 +365,7 @@ def shuffled(rng: np.random.Generator, count: int) -> NDArray[np.unsignedinteger
     return np.asarray(rng.permutation(count), dtype=np.min_scalar_type(count))
 
 
-def slopes(law: Law) -> dict[str, dict[str, Estimate]]:
+def slopes_of(law: Law) -> dict[str, dict[str, Estimate]]:
     """Return the change of each parameter per doubling of each number."""
     names = ("logit A", "ln C_mid", "ln B", "R0")
     return {setting: {name: summarize(np.log(2) * slope_DK[:, k]) for k, name in enumerate(names)} for setting, slope_DK

@@ -135,7 +135,7 @@ class _Reader:
             elif token in ("\\bmod", "\\mod"):
                 self.next()
                 value = value % self.signed()
-            elif token in ("(", "{", "[") or token in CONSTANTS or token in COMMANDS:
+            elif token in ("(", "{", "[") or token in LETTERS or token in COMMANDS:
                 if divided:  # 1/2\pi has two readings
                     raise NoValue
                 value = value * self.power()
@@ -198,8 +198,8 @@ class _Reader:
             if self.peek()[:1].isdigit():
                 raise NoValue
             return Fraction(int(token))
-        if token in CONSTANTS:
-            return _digits().mpc(getattr(_digits(), CONSTANTS[token]))
+        if token in LETTERS:
+            return _digits().mpc(getattr(_digits(), LETTERS[token]))
         if token in COMMANDS:
             return COMMANDS[token](self, token)
         raise NoValue
@@ -269,7 +269,7 @@ class _Reader:
         return value
 
 
-CONSTANTS = {"e": "e", "\\pi": "pi", "i": "j"}
+LETTERS = {"e": "e", "\\pi": "pi", "i": "j"}
 FUNCTIONS = {"exp": "exp", "ln": "log"} | {
     name: name.replace("arc", "a") for name in ("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan")
 }

@@ -33,7 +33,7 @@ from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
 from scalerl.config.presets import LAB
 from scalerl.config.recipe import PipelineRL
-from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
+from scalerl.config.run import Hardware, LearnerSettings, Rollouts, Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.models.sizes import sizes_of
@@ -43,7 +43,7 @@ from scalerl.placement.sizes import RunSizes
 PAPER = RunConfig(
     model=HuggingFaceModel(path="meta-llama/Llama-3.1-8B"),
     data=(PromptFile(path="p.jsonl", task="math"),),
-    learner=Learner(micro_batch_tokens=32_768, gradient_checkpointing=True),
+    learner=LearnerSettings(micro_batch_tokens=32_768, gradient_checkpointing=True),
     hardware=Hardware(device="cuda"),
     placement=Placement(backend="ray", engine="vllm", trainer_ranks=16, generators=64, gpus=80),
 )
@@ -206,7 +206,7 @@ def test_of_splits_within_one_percent_the_one_with_the_freshest_tokens_comes_fir
 def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_slower():
     """A 0.6B model fits with all activations; 8B on three ranks does not, but does with recomputation."""
     place = replace(PAPER.placement, trainer_ranks=3, generators=1, gpus=None)
-    config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, learner=Learner())
+    config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, learner=LearnerSettings())
     config = replace(config, rollouts=Rollouts(slots=16))
     lengths = lengths_of(RunSizes.of(config), None)
 
@@ -216,11 +216,11 @@ def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_sl
 
     wide = RunSizes.of(config).widest
     assert chosen(config, 16_384, 4_096)[1] is False
-    assert chosen(replace(config, learner=Learner(gradient_checkpointing=True)), wide) == (wide, True)
+    assert chosen(replace(config, learner=LearnerSettings(gradient_checkpointing=True)), wide) == (wide, True)
     large = replace(config, model=HuggingFaceModel(path="Qwen/Qwen3-8B"))
     assert chosen(large, 16_384) == (16_384, True)
     with pytest.raises(ConfigError, match="trainer"):
-        chosen(replace(large, learner=Learner(gradient_checkpointing=False)), 16_384)
+        chosen(replace(large, learner=LearnerSettings(gradient_checkpointing=False)), 16_384)
 
 
 def test_a_plan_counts_the_time_of_checkpoints():

@@ -21,7 +21,7 @@ from scalerl.config import HuggingFaceModel, Lora, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.mismatch import SequenceMask
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
-from scalerl.config.run import Hardware, Learner, Placement
+from scalerl.config.run import Hardware, LearnerSettings, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.learner.base import BadGradient
@@ -50,7 +50,7 @@ CONFIG = RunConfig(
     ),
     model=HuggingFaceModel(path="given to the ranks"),
     hardware=Hardware(device="cpu", dtype="float32", trainer_threads=1, generator_threads=1),
-    learner=Learner(micro_batch_tokens=24, packing="padded"),
+    learner=LearnerSettings(micro_batch_tokens=24, packing="padded"),
 )
 
 

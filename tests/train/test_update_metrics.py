@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 from scalerl.config.mismatch import TokenMask
 from scalerl.config.recipe import Dapo, Recipe
 from scalerl.learner.batch import StepSettings
-from scalerl.learner.metrics import NAMES, TokenMeter, TokenSums, packed_values, summed_values
+from scalerl.learner.metrics import SUM_NAMES, TokenMeter, TokenSums, packed_values, summed_values
 from scalerl.learner.single import SingleLearner
 from scalerl.models.policy import Policy
 
@@ -66,7 +66,7 @@ SUMS = {
 
 def test_every_sum_over_two_micro_batches_is_the_one_worked_by_hand():
     assert asdict(two_micro_batches().read()) == pytest.approx(SUMS)
-    assert len({round(value, 9) for value in SUMS.values()}) == len(NAMES)  # so that no two can be exchanged
+    assert len({round(value, 9) for value in SUMS.values()}) == len(SUM_NAMES)  # so that no two can be exchanged
 
 
 def test_every_mean_is_the_one_worked_by_hand():
@@ -95,7 +95,7 @@ def test_sums_cannot_be_passed_by_position_and_cross_a_device_by_name():
     meter = two_micro_batches()
     with pytest.raises(TypeError):
         meter.add(torch.zeros(()), *[torch.zeros(1)] * 5)
-    for order in (NAMES, NAMES[::-1], sorted(NAMES)):
+    for order in (SUM_NAMES, SUM_NAMES[::-1], sorted(SUM_NAMES)):
         sums = summed_values([packed_values({name: SUMS[name] for name in order}, torch.device("cpu"))])
         assert asdict(sums) == pytest.approx(SUMS)
     with pytest.raises(AssertionError):

@@ -42,7 +42,7 @@ LAUNCHER = (sys.executable, "-I", "-S", str(DIRECTORY / "launcher.py"))
 
 OUTPUT = 1 << 20
 """Bytes at the end of a program's standard output in which the reward is looked for."""
-COMPLAINT = 1 << 12
+ERROR_BYTES = 1 << 12
 """Bytes at the end of its standard error that a message may contain."""
 LOOK_AGAIN_S = 0.1
 """Seconds between looks at the clock."""
@@ -259,7 +259,7 @@ def _follow(
                     if not text:
                         ready.unregister(process.stdin)
                 elif part := os.read(event.fd, 1 << 16):
-                    most = OUTPUT if event.fileobj is process.stdout else COMPLAINT
+                    most = OUTPUT if event.fileobj is process.stdout else ERROR_BYTES
                     tails[event.fileobj] = (tails[event.fileobj] + part)[-most:]
                 else:
                     ready.unregister(event.fileobj)

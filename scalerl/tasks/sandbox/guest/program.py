@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-NAMES = {
+PRELUDE_NAMES = {
     "typing": "List Dict Tuple Set FrozenSet Optional Union Any Callable Iterable Iterator Generator Sequence Deque "
     "DefaultDict Mapping NamedTuple TypeVar Generic",
     "collections": "defaultdict Counter deque OrderedDict namedtuple ChainMap",
@@ -44,7 +44,7 @@ MODULE_NAMES = (
     "statistics typing io decimal fractions queue"
 )
 MODULES = frozenset(MODULE_NAMES.split())
-FROM = {name: module for module, names in NAMES.items() for name in names.split() if name != module}
+FROM = {name: module for module, names in PRELUDE_NAMES.items() for name in names.split() if name != module}
 
 
 CLASSES = {
