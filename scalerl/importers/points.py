@@ -606,9 +606,12 @@ def evaluation_rows(table: Table, step_N: Array, candidate: Candidate) -> tuple[
     if early_E.any() and not early_E.all():
         notes.append(f"evaluations at a negative step were left out: {int(early_E.sum())}")
         picked_E = picked_E[~early_E]
-    # the smallest step from the row before to each row: a run that went back in between was resumed
-    lowest_E = np.minimum.reduceat(np.where(np.isfinite(step_N), step_N, np.inf), np.append(0, picked_E))[:-1]
-    starts = np.flatnonzero((np.diff(step_N[picked_E], prepend=np.nan) != 0) | (lowest_E < step_N[picked_E]))
+    # another step between two rows of one: a run that went on or back in between was resumed
+    known_N = np.isfinite(step_N)
+    lowest_E = np.minimum.reduceat(np.where(known_N, step_N, np.inf), np.append(0, picked_E))[:-1]
+    highest_E = np.maximum.reduceat(np.where(known_N, step_N, -np.inf), np.append(0, picked_E))[:-1]
+    resumed_E = (lowest_E < step_N[picked_E]) | (highest_E > step_N[picked_E])
+    starts = np.flatnonzero((np.diff(step_N[picked_E], prepend=np.nan) != 0) | resumed_E)
     sizes = np.diff(np.append(starts, len(picked_E)))
     first_E, ends_E = value_N[picked_E[starts]], picked_E[starts + sizes - 1]
     mean_E = first_E + np.add.reduceat(value_N[picked_E] - np.repeat(first_E, sizes), starts) / sizes

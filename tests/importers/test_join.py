@@ -50,6 +50,15 @@ def test_repeated_steps_of_a_resumed_run_count_once(seconds, data):
     assert curve(rows[:checkpoint] + lost + rows[checkpoint:]) == curve(rows)
 
 
+def test_an_evaluation_that_is_repeated_after_a_resume_from_its_own_step_counts_once():
+    """Killed after step 7, resumed from the checkpoint of step 5: the second evaluation of step 6 is in force."""
+    rows = [{"step": float(step), "timing_s/step": 1.0} for step in (1, 2, 3, 4, 5, 6, 7, 6, 7)]
+    rows[2] |= {"val-core/a/acc/mean@4": 0.3}
+    rows[5] |= {"val-core/a/acc/mean@4": 0.5}
+    rows[7] |= {"val-core/a/acc/mean@4": 0.6}
+    assert [(point["step"], point["pass_rate"]) for point in curve(rows)] == [(3, 0.3), (6, 0.6)]
+
+
 @given(seconds=TIMES, data=st.data())
 def test_each_point_costs_the_steps_up_to_it(seconds, data):
     for point in curve(log(seconds)):
