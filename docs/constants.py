@@ -24,8 +24,6 @@ TRAINERS_PLACE = "<!-- table of trainers -->"
 SETS_PLACE = "<!-- table of sets -->"
 """The line of a page that the table of the public sets of prompts replaces."""
 
-"""The line of a page that the table of who watches whom, and for how long, replaces."""
-
 CODE_OR_SIGN = re.compile(r"(`[^`]*`)|[|<]")
 """Code in a cell of a table, or outside code a bar, which would end the cell, or a sign that would begin a tag."""
 
