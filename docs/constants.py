@@ -1,10 +1,11 @@
-"""A hook of the documentation site: tables from the code, of constants, terms, metrics, trainers and sets."""
+"""A hook of the documentation site: tables from the code, of constants, terms, metrics, trainers, sets, time limits."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ TRAINERS_PLACE = "<!-- table of trainers -->"
 SETS_PLACE = "<!-- table of sets -->"
 """The line of a page that the table of the public sets of prompts replaces."""
 
-"""The line of a page that the table of who watches whom, and for how long, replaces."""
+LIMITS_PLACE = "<!-- table of time limits -->"
+"""The line of a page that the table of the time limits in `scalerl/core/limits.py` replaces."""
 
 CODE_OR_SIGN = re.compile(r"(`[^`]*`)|[|<]")
 """Code in a cell of a table, or outside code a bar, which would end the cell, or a sign that would begin a tag."""
@@ -104,6 +106,18 @@ def sets() -> Iterator[tuple[str, str, str, str]]:
         yield f"`{name}`", place, columns, f"{found.size:,}" if found.size else ""
 
 
+def time_limits() -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the seconds and the meaning of each time limit that does not come from the configuration."""
+    from scalerl.core import limits
+
+    body = ast.parse(Path(limits.__file__).read_text(encoding="utf-8")).body
+    for node, following in pairwise(body):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.endswith("_S"):
+            name, value = node.targets[0].id, ast.literal_eval(node.value)
+            values = value.values() if isinstance(value, dict) else [value]
+            yield f"`{name}`", ", ".join(f"{x:g}" for x in values), _docstring(following).removeprefix("Seconds ")
+
+
 def table(*head: str, rows: Iterable[Iterable[str]]) -> str:
     """Return a table in Markdown. Bars and `<` are escaped in text; in code they need no escape on the site."""
     signs = {"|": "\\|", "<": "&lt;"}
@@ -126,6 +140,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(TRAINERS_PLACE, table(*head, rows=trainers()))
     if SETS_PLACE in markdown:
         markdown = markdown.replace(SETS_PLACE, table("name", "hub id", "prompt, answer", "rows", rows=sets()))
+    if LIMITS_PLACE in markdown:
+        markdown = markdown.replace(LIMITS_PLACE, table("name", "seconds", "what it limits", rows=time_limits()))
     return markdown
 
 

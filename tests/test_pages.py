@@ -123,17 +123,21 @@ def test_the_tables_of_metrics_and_trainers_have_a_row_for_each(monkeypatch):
     assert {"verl", "trl", "trl-ppo", "slime"} <= first_cells("importing.md")
 
 
-def test_the_table_of_time_limits_has_every_limit_with_its_value_and_only_real_settings():
-    section = (ROOT / "docs/operating.md").read_text().split("## Time limits")[1].split("\n## ")[0]
-    rows = [line.split(" | ")[2] for line in section.splitlines() if line.startswith("| ")][2:]
-    shown = {name: float(value) for row in rows for value, name in re.findall(r"([\d.]+) s \(`(\w+)`\)", row)}
+def test_the_table_of_time_limits_has_every_limit_with_its_value_and_meaning(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import constants
+
+    page = constants.on_page_markdown((ROOT / "docs/operating.md").read_text())
+    rows = {name: (value, text) for name, value, text in re.findall(r"^\| `(\w+_S)` \| (.+?) \| (.+) \|$", page, re.M)}
     values = {name: value for name, value in vars(limits).items() if name.endswith("_S")}
-    assert shown == {name: max(value.values()) if isinstance(value, dict) else value for name, value in values.items()}
-    fields = {name for row in rows for name in re.findall(r"`(\w+\.\w+)`", row)}
-    assert len(fields) > 3 and len(rows) > 15
-    for name in fields:
-        table, field = name.split(".")
-        assert getattr(getattr(RunConfig(), table), field) > 0, name
+    assert rows.keys() == values.keys() and rows["REHEARSAL_S"][0] == "3600" and rows["GROUP_GRACE_S"][0] == "10, 2, 0"
+    assert rows["HUB_REQUEST_S"] == ("10", "for a request to the hub.")
+
+
+def test_the_table_of_processes_that_die_has_only_real_settings():
+    section = (ROOT / "docs/operating.md").read_text().split("## Processes that die")[1].split("\n## ")[0]
+    fields = [name.split(".") for name in re.findall(r"`((?:placement|scoring)\.\w+)`", section)]
+    assert len(fields) > 4 and all(getattr(getattr(RunConfig(), table), field) > 0 for table, field in fields)
 
 
 PAUSES = {

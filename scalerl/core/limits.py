@@ -2,7 +2,7 @@
 
 Limits that depend on a machine or a model are fields of the configuration (`placement`, `scoring`). Intervals and
 pauses, such as those of polls, stand where they are used. vllm/guard.py and tasks/sandbox/guest have limits of their
-own, because these programs run without scalerl. docs/operating.md has the table of who watches whom.
+own, because these programs run without scalerl. docs/operating.md has the table.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from scalerl.view.study import study_results
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "docs" / "replication.md", ROOT / "benchmarks" / "results" / "replication" / "tables.txt"]
-PAGE = re.sub(r"[ ]+|\n(?=\w)", " ", "".join(text.read_text() for text in TEXTS))
+PAGE = re.sub(r"[ ]+|\n(?=[\w[])", " ", "".join(text.read_text() for text in TEXTS))
 PACKED = sorted(path.stem for path in (ROOT / "benchmarks" / "results" / "replication").glob("*.json"))
 
 
