@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from queue import Queue, SimpleQueue
 from typing import Any
 
@@ -76,6 +77,7 @@ class RayRemote(Remote):
         self._ray, self.name, self.died = ray, name, died
         actor_class = ray.remote(concurrency_groups={"in": 1, "out": 1})(kind)  # each keeps the order of its calls
         self.actor = actor_class.options(**options, max_restarts=0).remote()
+        self.kill = partial(ray.kill, self.actor)
         self._put = self.actor.put.options(concurrency_group="in")
         self._take = self.actor.take.options(concurrency_group="out")
         self._placed = self.actor.__ray_ready__.remote()
@@ -134,4 +136,4 @@ class RayRemote(Remote):
     def end(self, wait_s: float = 0.0) -> None:
         """Wait for the end of the function, then end the actor's process."""
         self.ended(wait_s)
-        self._ray.kill(self.actor)
+        self.kill()

@@ -20,6 +20,9 @@ from scalerl.types import Prompt, Score
 GROUPS = 64
 """Groups that are sent to one actor at a time; its process pool limits how many are scored in parallel."""
 
+RESTARTS = 100
+"""Deaths of one actor in a run, after which Ray gives it up; one that ends whenever it starts would never be ready."""
+
 
 class ScorerActor:
     """The scorers of all tasks of a run, in a Ray process with a separate process pool."""
@@ -52,7 +55,7 @@ class CallFailures(Failures):
 class ScoredCompletions(NamedTuple):
     """An actor's result for one prompt's completions.
 
-    Example: Judged(scores=[Score(1.0, True), Score(-1.0, False)], timeouts=0, problems=[])
+    Example: ScoredCompletions(scores=[Score(1.0, True), Score(-1.0, False)], timeouts=0, problems=[])
     """
 
     scores: list[Score]
@@ -62,21 +65,8 @@ class ScoredCompletions(NamedTuple):
     """One message per completion without a reward."""
 
 
-class SentGroup(NamedTuple):
-    """A group that was sent to an actor.
-
-    Example: Sent(number=1, actor=Actor(ScorerActor, 8f3a...), answer=Future())
-    """
-
-    number: int
-    """Position of the actor in the pool."""
-    actor: Any
-    """The actor, which may have been replaced since then."""
-    answer: Future[Any]
-
-
 class ActorPool:
-    """The scorer actors of a run; a dead actor is replaced and its groups are scored again."""
+    """The scorer actors of a run. Ray restarts an actor that died and scores its groups again."""
 
     def __init__(
         self, ray: Any, tasks: Sequence[TaskData], settings: Scoring, count: int, resources: Mapping[str, float]
@@ -94,48 +84,41 @@ class ActorPool:
             ConfigError: The cluster lacks resources, or a reward function cannot be imported there.
         """
         self._ray = ray
-        self._options = {"max_concurrency": GROUPS, "max_restarts": 0, **resources}
-        self._arguments = tasks, replace(settings, workers=settings.processes(1))
-        self.deaths = 0
-        """Number of actors that died and were replaced."""
-        self._actors = [self._start() for _ in range(count)]
-        self._under_way = [0] * len(self._actors)
+        actor = ray.remote(
+            max_concurrency=GROUPS, max_restarts=RESTARTS, max_task_retries=MOST_DEATHS - 1, **resources
+        )(ScorerActor)
+        settings = replace(settings, workers=settings.processes(1))
+        self._actors = [actor.remote(tasks, settings) for _ in range(count)]
+        self._under_way = [0] * count
         try:
             ray.get([actor.ready.remote() for actor in self._actors], timeout=ACTOR_PLACED_S)
         except ray.exceptions.RayError as error:
             self.close()
             raise ConfigError(f"placement.scorers: a scorer could not be started: {last_line(error)}") from None
 
-    def _start(self) -> Any:
-        return self._ray.remote(**self._options)(ScorerActor).remote(*self._arguments)
-
-    def send(self, task: str, prompt: Prompt, completions: Sequence[str]) -> SentGroup:
-        """Send a group to the actor with the fewest groups."""
+    def send(self, task: str, prompt: Prompt, completions: Sequence[str]) -> tuple[int, Future[Any]]:
+        """Send a group to the actor with the fewest groups; return its number in the pool, and the answer."""
         number = min(range(len(self._actors)), key=self._under_way.__getitem__)
         self._under_way[number] += 1
-        actor = self._actors[number]
-        return SentGroup(number, actor, actor.judge.remote(task, prompt, completions).future())
+        return number, self._actors[number].judge.remote(task, prompt, completions).future()
 
-    def result(self, sent: SentGroup, task: str, prompt: Prompt, completions: Sequence[str]) -> ScoredCompletions:
-        """Return the answer to a group; if its actor has died, it is replaced and the group is sent again.
+    def result(self, number: int, answer: Future[Any], task: str) -> ScoredCompletions:
+        """Wait for the answer to a group.
 
         Raises:
-            RewardError: `MOST_DEATHS` actors died in a row.
+            RewardError: The group's actor died `MOST_DEATHS` times.
             Exception: Raised by the scorer.
         """
-        for _ in range(MOST_DEATHS):
-            self._under_way[sent.number] -= 1
-            try:
-                judged: ScoredCompletions = sent.answer.result()
-                return judged
-            except self._ray.exceptions.RayTaskError as error:
-                raise error.cause if isinstance(error.cause, Exception) else error from None
-            except self._ray.exceptions.RayActorError:
-                if self._actors[sent.number] is sent.actor:  # several groups may see the same death
-                    self._actors[sent.number] = self._start()
-                    self.deaths += 1
-            sent = self.send(task, prompt, completions)
-        raise RewardError(f"{MOST_DEATHS} scorers died in a row while scoring a prompt of {task!r}; see Ray's logs")
+        self._under_way[number] -= 1
+        try:
+            judged: ScoredCompletions = answer.result()
+            return judged
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except self._ray.exceptions.RayActorError:
+            raise RewardError(
+                f"a scorer died {MOST_DEATHS} times while scoring a prompt of {task!r}; see Ray's logs"
+            ) from None
 
     def close(self) -> None:
         """End the actors."""
@@ -153,9 +136,8 @@ class ActorScorer(Scorer):
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start to score completions of one prompt."""
-        group = self._task, prompt, list(completions)
-        sent = self._pool.send(*group)
-        return Pending([sent.answer], lambda futures: self._count(self._pool.result(sent, *group)))
+        number, answer = self._pool.send(self._task, prompt, list(completions))
+        return Pending([answer], lambda futures: self._count(self._pool.result(number, answer, self._task)))
 
     def _count(self, judged: ScoredCompletions) -> list[Score]:
         self.timeouts += judged.timeouts

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.limits import GROUP_GRACE_S, PROCESS_END_S
+from scalerl.core.limits import GROUP_GRACE_S, MOST_DEATHS, PROCESS_END_S
 from scalerl.core.machine import largest_child, memory_report
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import LACKED_MEMORY, ChildContext, ProcessDied, fault
@@ -94,6 +94,8 @@ class Remote(Protocol):
     """Exception that reports its death."""
     pid: int | None = None
     """Process id on this machine; None: it may run on another one."""
+    kill: Callable[[], None]
+    """Kills the process; may be called from any thread."""
     cure: str = ""
     """What to do if the process lacks memory, for the message about its death."""
 
@@ -172,6 +174,7 @@ class LocalRemote(Remote):
         name: str,
         died: type[ProcessDied] = ProcessDied,
         environment: Mapping[str, str] | None = None,
+        cure: str = "",
     ) -> None:
         """Start the process and return at once.
 
@@ -180,6 +183,7 @@ class LocalRemote(Remote):
             name: Name in messages; `{}` is replaced with the process id.
             died: Exception that reports its death.
             environment: Additional environment variables.
+            cure: What to do if the process lacks memory.
         """
         processes = ChildContext()
         self._connection, child_end = processes.Pipe()
@@ -189,7 +193,7 @@ class LocalRemote(Remote):
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
         child_end.close()  # otherwise the end of the process would not close the pipe
         self.pid, self.join, self.kill = self._process.pid, self._process.join, self._process.kill
-        self.name, self.died, self._peak = name.format(self.pid), died, 0
+        self.name, self.died, self.cure, self._peak = name.format(self.pid), died, cure, 0
 
     def pack(self, message: Any) -> bytes:
         """Pickle a message by value, so that tensors need no file descriptors."""
@@ -262,6 +266,80 @@ class _PipeEnd:
             self._connection.send_bytes(message)
         except OSError:
             raise CallerEnded from None
+
+
+class Supervisor:
+    """Makes calls to an object in a process (`serve`), one at a time. If the process ends, another one gets the call.
+
+    Example:
+        supervisor = Supervisor(partial(LocalRemote, partial(serve, Judge, ()), "the judge ({})"))
+        supervisor.call("score", "2+2", limit_s=10.0)
+    """
+
+    def __init__(self, launch: Callable[[], Remote], note: Callable[[str], None] = lambda text: None) -> None:
+        """Prepare; `start`, or the first call, starts the process.
+
+        Args:
+            launch: Function that starts the process.
+            note: Function that gets a line about every process that is replaced.
+        """
+        self._launch, self._note = launch, note
+        self._remote: Remote | None = None
+        self._ready = self._closed = False
+
+    def start(self) -> Remote:
+        """Start a process in place of an earlier one, and do not wait until it is ready."""
+        self.end()
+        self._remote, self._ready = self._launch(), False
+        if self._closed:  # `close` may not have seen the process
+            self._remote.kill()
+        return self._remote
+
+    def call(self, method: str, *arguments: Any, limit_s: float | None = None, during: str = "") -> Any:
+        """Make a call and return its answer.
+
+        Args:
+            method: Method of the object.
+            arguments: Its arguments.
+            limit_s: Time limit in seconds, measured from the time at which a process is ready; None: no limit.
+            during: What the process does, for messages.
+
+        Raises:
+            TimeoutError: The call took too long, and its process was ended.
+            ProcessDied: The process failed, or `MOST_DEATHS` processes ended, so that the call is probably the cause.
+            Exception: Raised unchanged by the process, as declared there.
+        """
+        for deaths in range(1, MOST_DEATHS + 1):
+            if (remote := self._remote) is None or remote.ended():  # it may have been killed while it had no call
+                remote = self.start()
+            try:
+                if not self._ready:
+                    remote.receive(during=during)
+                    self._ready = True
+                remote.tell(method, *arguments)
+                if remote.poll(limit_s):
+                    return remote.receive(during=during)
+            except ProcessDied as error:
+                self.end()
+                if error.trace or self._closed or deaths == MOST_DEATHS:  # with a trace, it failed
+                    raise
+                self._note(f"{error}; another process repeats it")
+            else:
+                break
+        self.end()
+        raise TimeoutError
+
+    def close(self) -> None:
+        """Kill the process, from any thread; a call then raises ProcessDied."""
+        self._closed = True
+        if (remote := self._remote) is not None:  # the call may end it now
+            remote.kill()
+
+    def end(self) -> None:
+        """End the process, which has no call."""
+        if self._remote is not None:
+            self._remote.end()
+            self._remote = None
 
 
 class RemoteGroup:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -40,9 +40,8 @@ Launch = Callable[[Body], Remote]
 """Starts the generator process; on Ray it waits until the actor has a place."""
 
 
-def spawn_generator(run: Body, environment: Mapping[str, str] | None = None) -> LocalRemote:
-    """Start the generator process on this machine, with additional environment variables."""
-    return LocalRemote(run, "the generator process ({})", WorkerDied, environment)
+spawn_generator = partial(LocalRemote, name="the generator process ({})", died=WorkerDied)
+"""Starts the generator process on this machine, with additional environment variables and a cure."""
 
 
 MOST_PENDING = 512
@@ -136,7 +135,6 @@ class Pipeline:
         stop_requested: Callable[[], bool] = lambda: False,
         launch: Launch = spawn_generator,
         watch: Callable[[], None] = lambda: None,
-        cure: str = "",
     ) -> None:
         """Prepare the pipeline; `start` starts the process.
 
@@ -147,9 +145,8 @@ class Pipeline:
             stop_requested: Function called while waiting; if it returns True, `take` raises Interrupted.
             launch: Function that starts the process.
             watch: Function called while waiting, which raises if a process that the run needs has ended.
-            cure: What to do if the process lacks memory.
         """
-        self._launch, self._watch, self._cure = launch, watch, cure
+        self._launch, self._watch = launch, watch
         self._worker: Remote | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._first: Callable[[], None] = lambda: None
@@ -180,7 +177,6 @@ class Pipeline:
         else:
             self._send_weights(version, send)
         self._worker = self._launch(partial(generate_until_stopped, self._channel, self._build, version, tuple(visits)))
-        self._worker.cure = self._cure
         for work in (self._read, self._write):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()

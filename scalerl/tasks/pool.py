@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,13 +15,13 @@ from scalerl.core.errors import ConfigError, ProcessFailure
 from scalerl.core.limits import MOST_DEATHS
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied, fault
-from scalerl.core.remote import LocalRemote, serve
+from scalerl.core.remote import LocalRemote, Supervisor, serve
 
 Prepare = Callable[[Scoring], None]
 
 
 class ProcessEnded(ProcessFailure):
-    """The process of a call ended at every attempt. Example: "3 times (exit code 7)"."""
+    """The process of a call failed, or ended at every attempt. Example: "3 times (exit code 7)"."""
 
 
 class ScoringPool:
@@ -36,10 +35,10 @@ class ScoringPool:
             prepare: Function called at the start of each process; None: nothing is called.
             settings: Argument of `prepare`.
         """
-        self._run = partial(serve, partial(_Caller, prepare, settings), (Exception,))
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring process")  # each has one process
-        self._local, self._closed = threading.local(), False
-        self._processes: set[LocalRemote] = set()
+        run = partial(serve, partial(_Caller, prepare, settings), (Exception,))
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="scoring process")
+        self._processes = [Supervisor(partial(LocalRemote, run, "it")) for _ in range(workers)]  # as many as threads
+        self._idle = self._processes.copy()
 
     def schedule(self, function: Callable[..., Any], *words: Any, limit_s: float) -> Future[Any]:
         """Queue a call. If its process dies, it is repeated in another process.
@@ -51,58 +50,31 @@ class ScoringPool:
 
         Returns:
             A future. It raises TimeoutError if the call took longer than its limit (its process was killed), and
-            ProcessEnded if the process ended `MOST_DEATHS` times, so that the call itself is probably the cause.
+            ProcessEnded if the process failed, or ended `MOST_DEATHS` times (`Supervisor`).
         """
         return self._threads.submit(self._call, function, words, limit_s)
 
     def close(self) -> None:
         """Kill the processes and cancel calls that have not started."""
-        self._closed = True
-        for process in list(self._processes):
-            process.kill()
+        for process in self._processes:
+            process.close()
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.end()
 
     def _call(self, function: Callable[..., Any], words: tuple[Any, ...], limit_s: float) -> Any:
-        """Make one call in the process of this thread.
+        """Make one call in an idle process.
 
         The result, the time limit, the end of the process, or `close` ends the wait.
         """
-        how = ""
-        for _ in range(MOST_DEATHS):
-            try:
-                process = self._process()
-                process.tell("call", function, words)
-                if not process.poll(limit_s):
-                    self._end()
-                    raise TimeoutError
-                return process.receive()
-            except ProcessDied as error:
-                how = str(error).removeprefix("it ended with ")
-                self._end()
-            if self._closed:
-                break
-        raise ProcessEnded(f"{MOST_DEATHS} times ({how})")
-
-    def _process(self) -> LocalRemote:
-        """Return the process of this thread; a new one if it has none, or it was killed while it had no call."""
-        process: LocalRemote | None = getattr(self._local, "process", None)
-        if process is not None and not process.ended():
-            return process
-        self._end()
-        self._local.process = process = LocalRemote(self._run, "it")
-        self._processes.add(process)
-        if self._closed:  # `close` may not have seen the process
-            process.kill()
-        process.receive()
-        return process
-
-    def _end(self) -> None:
-        if (process := getattr(self._local, "process", None)) is not None:
-            process.end()
-            self._processes.discard(process)
-            self._local.process = None
+        process = self._idle.pop()
+        try:
+            return process.call("call", function, words, limit_s=limit_s)
+        except ProcessDied as error:
+            times = "once" if error.trace else f"{MOST_DEATHS} times"
+            raise ProcessEnded(f"{times} ({str(error).removeprefix('it ended with ')})") from None
+        finally:
+            self._idle.append(process)
 
 
 class Step(Protocol):

@@ -14,7 +14,7 @@ from scalerl.learner.base import LearnerSpec
 from scalerl.learner.rank_processes import RankProcesses
 from scalerl.placement.devices import Place
 from scalerl.rollouts.build import MakeEngines, local_engines
-from scalerl.rollouts.pipeline import Launch, WorkerDied, spawn_generator
+from scalerl.rollouts.pipeline import WorkerDied, spawn_generator
 from scalerl.rollouts.weights import WeightChannel
 from scalerl.tasks.scoring import Scorer, make_scorers
 from scalerl.training.evaluator import EvaluatorDied
@@ -31,14 +31,14 @@ StartRanks = Callable[[LearnerSpec, Sequence[WeightChannel]], RemoteGroup]
 class Backend:
     """Functions that start the processes of a run."""
 
-    launch: Launch
-    """Starts the generator's process."""
+    launch: Callable[..., Remote]
+    """Starts the generator's process with a function, and `cure`: what to do if it lacks memory."""
     make_engines: MakeEngines
     """Creates the engines, inside that process."""
     start_ranks: StartRanks
     """Starts several trainer ranks and waits until they are ready."""
-    launch_evaluator: Launch
-    """Starts the evaluation process (`evaluation.overlap`)."""
+    launch_evaluator: Callable[..., Remote]
+    """Starts the evaluation process (`evaluation.overlap`) in the same way."""
     scorers: Callable[[Sequence[TaskData], Scoring], Mapping[str, Scorer]] = make_scorers
     """Creates the scorer of each task."""
 
@@ -48,10 +48,7 @@ def _local(placed: Placed) -> Backend:
     ranks = [at.environment for (kind, _), at in table.items() if kind == "trainer"]
     start_ranks = partial(RankProcesses.of, ranks)
     gpus = table.get(EVALUATOR, Place()).environment
-
-    def evaluator(run: Body) -> Remote:
-        return LocalRemote(run, "the evaluation process ({})", EvaluatorDied, gpus)
-
+    evaluator = partial(LocalRemote, name="the evaluation process ({})", died=EvaluatorDied, environment=gpus)
     if place.engine == "vllm":
         from scalerl.rollouts.vllm.launch import server_engines
 
@@ -69,9 +66,10 @@ def _ray(placed: Placed) -> Backend:
     from scalerl.core.limits import ACTOR_PLACED_S
 
     def launch(
-        kind: type[Actor], name: str, died: type[ProcessDied], resources: Mapping[str, float], run: Body
+        kind: type[Actor], name: str, died: type[ProcessDied], resources: Mapping[str, float], run: Body, cure: str
     ) -> Remote:
         remote = RayRemote(ray, kind, run, name, died, resources)
+        remote.cure = cure
         remote.placed(ACTOR_PLACED_S)
         return remote
 

@@ -6,19 +6,18 @@ The process itself is in evaluation_process.py. It evaluates one snapshot of the
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scalerl.config.data import TaskData
 from scalerl.config.run import Evaluation
 from scalerl.core.errors import outcome
-from scalerl.core.limits import MOST_DEATHS
 from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import Remote
+from scalerl.core.remote import Remote, Supervisor
 from scalerl.learner.checkpoint import load_state, save_state
 from scalerl.rollouts.pipeline import SendWeights
 from scalerl.rollouts.weights import WeightChannel
@@ -105,21 +104,17 @@ class Evaluator:
     and a checkpoint can have them. Equal weights give equal results, whenever and how often they are evaluated.
     """
 
-    def __init__(
-        self, launch: Callable[[], Remote], channel: WeightChannel, note: Callable[[str], None], cure: str = ""
-    ) -> None:
+    def __init__(self, launch: Callable[[], Remote], channel: WeightChannel, note: Callable[[str], None]) -> None:
         """Prepare; `start` starts the process.
 
         Args:
             launch: Function that starts the process; on Ray it waits until the actor has its devices.
             channel: Channel that carries the weights to it.
             note: Function that gets lines for the user.
-            cure: What to do if the process lacks memory.
         """
-        self.channel, self._launch, self._note, self._cure = channel, launch, note, cure
-        self._remote: Remote | None = None
+        self.channel, self._process = channel, Supervisor(launch, note)
         self._sent: int | None = None
-        self._deaths, self._writing = 0, outcome(lambda: None)
+        self._writing = self._result = outcome(lambda: None)
         self.under_way: Snapshot | None = None
         """The snapshot that is evaluated; None: nothing is."""
         self.spent_s = 0.0
@@ -127,8 +122,7 @@ class Evaluator:
 
     def start(self) -> None:
         """Start the process, and do not wait until it has loaded the model."""
-        self._remote = self._launch()
-        self._remote.cure = self._cure
+        self._process.start()
 
     def begin(self, snapshot: Snapshot, send: SendWeights) -> None:
         """Send weights to the process and let it evaluate them; `result` has returned the last result before.
@@ -137,13 +131,14 @@ class Evaluator:
             snapshot: Weights and compute.
             send: Function that sends these weights.
         """
-        assert self.under_way is None and self._remote is not None, (self.under_way, self._remote)
+        assert self.under_way is None, self.under_way
         self._writing.exception()  # a checkpoint may still read the weights before them
         if self._sent is not None:
             self.channel.drop(self._sent)
         send(snapshot.step, self.channel)
-        self._sent, self.under_way, self._deaths = snapshot.step, snapshot, 0
-        self._remote.tell("evaluate", snapshot)
+        self._sent, self.under_way, self._result = snapshot.step, snapshot, Future()
+        evaluate = partial(self._process.call, "evaluate", snapshot, during=f"the evaluation of step {snapshot.step}")
+        threading.Thread(target=outcome, args=(evaluate, self._result), name="evaluation", daemon=True).start()
 
     def result(self, wait_s: float = 0.0) -> Evaluated | None:
         """Return the result of the evaluation under way, which then no longer is; None if it has not arrived.
@@ -152,33 +147,15 @@ class Evaluator:
             wait_s: Seconds to wait for it.
 
         Raises:
-            EvaluatorDied: The process failed, or was killed too often.
+            EvaluatorDied: The process failed, or ended too often.
             RewardError, ReplayMismatch, NotFinite, ConfigError: From the process; the snapshot stays under way.
         """
-        assert self.under_way is not None and self._remote is not None
-        until = time.monotonic() + wait_s
-        while self._remote.poll(max(0.0, until - time.monotonic())):
-            kind, content = self._remote.answer()
-            if kind == "raised":
-                raise content
-            if kind != "done":
-                self._replace(kind, content)
-            elif isinstance(content, Evaluated):
-                self.under_way = None
-                return content
-        return None
-
-    def _replace(self, kind: str, content: Any) -> None:
-        """Start another process for the evaluation under way, unless the old one failed or too many were killed."""
-        assert self.under_way is not None and self._remote is not None
-        death = self._remote.death(kind, content, f"the evaluation of step {self.under_way.step}")
-        self._remote.end()
-        self._deaths += 1
-        if kind != "ended" or self._deaths >= MOST_DEATHS:
-            raise death
-        self._note(f"{death}; another one evaluates step {self.under_way.step} again")
-        self.start()
-        self._remote.tell("evaluate", self.under_way)
+        assert self.under_way is not None
+        if not wait([self._result], wait_s).done:
+            return None
+        evaluated = self._result.result()
+        self.under_way = None
+        return evaluated
 
     def save_with(self, saving: Future[None], directory: Path) -> Future[None]:
         """Write the weights under way to a checkpoint, in a thread.
@@ -204,9 +181,9 @@ class Evaluator:
     def close(self) -> None:
         """End the process; nothing of it is lost, because a resume evaluates the weights under way again."""
         self._writing.exception()
-        if self._remote is not None:
-            self._remote.end()
-            self._remote = None
+        self._process.close()
+        self._result.exception()
+        self._process.end()
 
 
 def saved_weights(checkpoint: Path) -> SendWeights:

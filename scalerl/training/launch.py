@@ -205,11 +205,12 @@ def _assemble(
     if config.evaluation.overlap:
         channels.append(evaluation_channel(sizes.channel, layout, path, config.lora))
         process = evaluation_process(spec, config.data, channels[1], held_out)
-        evaluator = Evaluator(partial(backend.launch_evaluator, process), channels[1], display.note, less)
+        evaluator = Evaluator(partial(backend.launch_evaluator, process, cure=less), channels[1], display.note)
     ranks = config.placement.trainer_ranks
     settings = LearnerSpec(model, config.recipe, config.learner, config.hardware, config.placement, ranks=ranks)
     learner = _learner(settings, policy if sizes.in_loop else None, channels, backend, path)
-    pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, backend.launch, learner.watch, less)
+    launch = partial(backend.launch, cure=less)
+    pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, launch, learner.watch)
 
     devices = counted(placed.devices)
     judge = RunWarnings(config.recipe, sizes.slots, config.main_tasks, default_axis(config))
