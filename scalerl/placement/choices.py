@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from scalerl.config.data import is_suite, shares
+from scalerl.config.data import CustomTask, is_suite, shares
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
 
@@ -255,7 +255,14 @@ def _draws_lines(config: RunConfig, training: Mapping[str, int]) -> list[str]:
     """Return how often each training prompt is drawn, a line for each task whose prompts are known."""
     drawn = config.steps * config.recipe.prompts_per_step
     lines = []
-    for name, share in shares(config.data).items():
+    for task in config.data:
+        name, share = task.curve, shares(config.data)[task.curve]
+        if isinstance(task, CustomTask) and name not in training:
+            count = task.prompts + config.evaluation.held_out_of(task)
+            lines.append(
+                f"prompts: {task.function} must make {count:,} distinct ones (data.prompts and evaluation.prompts "
+                "together); a dry run checks that with --trust and a model that is here"
+            )
         if not share or not training.get(name):
             continue
         times = share * drawn / training[name]

@@ -123,3 +123,42 @@ def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assum
     assert source_line(config, config, saved=True, longest_prompt=12) == (
         f"saved: 64 slots, micro-batches of 16,384 tokens; {length}; measured: prompts of at most 12 tokens"
     )
+
+
+FEW = """class Few:
+    def rows(self, count):
+        return [{"prompt": f"{n} + {n} =", "n": n} for n in range(30)]
+
+    def score(self, row, completion):
+        return completion == str(2 * row["n"])
+"""
+TASK = """[model]
+kind = "hf"
+path = "{model}"
+[data]
+kind = "custom"
+function = "few_rows:Few"
+prompts = 24
+[recipe]
+prompts_per_step = 4
+"""
+
+
+def test_a_dry_run_counts_prompts_as_the_run_does(place, lab_model, capsys, monkeypatch):
+    """48 of 60 prompts are left, and a step needs 49; a task of 30 rows cannot give 24 and 8 held-out ones."""
+    given = ["--recipe.prompts_per_step", "49", "--evaluation.prompts", "12", "--steps", "5", "--dry-run"]
+    code, _, error = call(capsys, "train", *words("small-model"), *given)  # has no tokenizer
+    assert code == 2 and "got 12 of 60 prompts, which leaves 48 for training; allowed: at most 11" in error
+    code, _, error = call(capsys, "train", "--data.prompts", "15", "--dry-run")
+    assert code == 2 and "data.prompts: got 15; allowed: at least the 16 of a step" in error
+
+    (place / "few_rows.py").write_text(FEW)
+    (place / "task.toml").write_text(TASK.format(model=lab_model))
+    monkeypatch.syspath_prepend(place)
+    dry = ["train", "task.toml", "--dry-run", "--evaluation.prompts"]
+    code, out, _ = call(capsys, *dry, "8")
+    assert code == 0 and "few_rows:Few must make 32 distinct ones" in out
+    code, _, error = call(capsys, *dry, "8", "--trust")
+    assert code == 2 and "made 30 distinct prompts; allowed: at least 32" in error
+    code, out, _ = call(capsys, *dry, "6", "--trust")
+    assert code == 0 and "each of 24 training prompts is drawn" in out
