@@ -38,6 +38,7 @@ from scalerl.cluster.speed import (
     updates_from_rate,
 )
 from scalerl.config.base import chosen, replace
+from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import SAVED_SAMPLES
@@ -324,16 +325,26 @@ def duration_line(
         return ""
     run, inputs = found
     generate_s, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths_of(config, None))
-    gpu = inputs.assumed.gpu
+    gpu, warm = inputs.assumed.gpu, warm_start_seconds(config, inputs)
+    first = f"; before them, once on a machine, a warm start of about {in_units(warm)}" if warm else ""
     source = f"the data sheet of {gpu.name}"
     if machine.gpu is None:
         source = f"a product on this CPU at {gpu.flops / 1e9:,.0f} GFLOP/s"
     return (
         f"duration (estimate): {in_units(3600.0 / run.figures.updates_per_h)} per update (sampling "
         f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * run.hours)} for {config.steps:,} "
-        f"updates and {count_of(config)} evaluations of {in_units(run.eval_s)}; from a simulation with FLOPs, a mean "
-        f"length of {expected_tokens(config):,} tokens, and {source}"
+        f"updates and {count_of(config)} evaluations of {in_units(run.eval_s)}{first}; from a simulation with FLOPs, a "
+        f"mean length of {expected_tokens(config):,} tokens, and {source}"
     )
+
+
+def warm_start_seconds(config: RunConfig, inputs: SpeedInputs) -> float:
+    """Return the expected seconds of the lab's warm start, whose traces are about as long as rollouts; else 0."""
+    if not isinstance(config.model, TinyModel):
+        return 0.0
+    _, train_s = batch_seconds(config, speeds_of(config, inputs)[0], lengths_of(config, None))
+    warm = config.model.warm_start
+    return warm.steps * warm.batch * train_s / config.recipe.completions_per_step
 
 
 def expected_here(

@@ -10,6 +10,7 @@ from scalerl.config.base import replace
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.choices import Pool, derived_sizes, source_line
 from scalerl.training.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
+from scalerl.training.warm_start import warm_start_directory
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
@@ -108,9 +109,18 @@ def test_a_dry_run_is_a_screen_with_what_was_decided_and_all_prints_every_field(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("place")
-def test_the_dry_run_of_a_study_ends_with_its_hours(capsys):
+def test_the_dry_run_of_a_study_ends_with_its_hours(capsys, tmp_path, monkeypatch):
     code, out, _ = call(capsys, "study", "loo", "--dry-run", "--seeds", "2", "--only", "fp32", *words("small-model"))
     assert code == 0 and "a run, " in out.splitlines()[-1] and "for 4 runs" in out.splitlines()[-1]
+
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))  # an empty one: the lab lacks its warm start
+    lab = ["study", "loo", "--dry-run", "--seeds", "1", "--only", "fp32"]
+    _, out, _ = call(capsys, *lab)
+    assert "for 2 runs, after warm starts of about" in out.splitlines()[-1]
+    config = read_config(None, ["--preset", "quick"])
+    warm_start_directory(config.model, config.data).mkdir(parents=True)
+    _, out, _ = call(capsys, *lab)
+    assert "warm starts" not in out.splitlines()[-1]
 
 
 def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():
