@@ -118,6 +118,8 @@ class RewardFunction(Custom):
 
 
 def _as_reward(value: Any) -> Any:
+    if callable(value):
+        raise ValueError("got a function; allowed: its import path, 'my_rewards:length', which other processes import")
     return {"function": value} if isinstance(value, str) else value
 
 
