@@ -198,7 +198,8 @@ def check_disk(config: RunConfig, sizes: ModelSizes, place: Path, written: float
         raise ConfigError(
             f"{socket.gethostname()}:{place.resolve()}: {disk_size(free)} are free; {kept_checkpoints(config)} "
             f"checkpoints, the best one and the weights that are sent need {disk_size(needed)}. Free space, lower "
-            "checkpoint.keep, raise checkpoint.keep_every, or give another --run-dir"
+            f"checkpoint.keep, {'raise checkpoint.keep_every, ' if config.checkpoint.keep_every else ''}or give "
+            "another --run-dir"
         )
 
 
