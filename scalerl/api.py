@@ -65,6 +65,7 @@ def train(
         return _complete(run_config, lambda launch: partial(launch.start, run_config, path), progress)
 
 
+@checked(None)
 def resume(
     path: str | Path,
     *,
@@ -102,6 +103,7 @@ def resume(
     return _complete(config, lambda launch: partial(launch.resume, Path(path), steps, **options), progress)
 
 
+@checked()
 def load(path: str | Path) -> Run:
     """Return the run in a directory, finished or not.
 

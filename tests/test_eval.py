@@ -147,7 +147,7 @@ SUMS = ["--suite", "sums.jsonl", "--task", "arithmetic", "--max-tokens", "40", "
 def test_an_environment_without_vllm_is_one_line_that_says_what_to_do(place, lab_model):
     words = [sys.executable, "-m", "scalerl.cli", "eval", lab_model, *SUMS, "--engine", "vllm"]
     done = subprocess.run([*words, "--vllm-python", sys.executable], cwd=place, capture_output=True, text=True)
-    line = f"scalerl: vllm: the server did not start: {sys.executable} has no vLLM; install it there, or give a Python"
+    line = f"scalerl: vllm: the server did not start: {sys.executable} has no vLLM; install it there"
     *signs_of_life, error = done.stderr.splitlines()
     assert done.returncode == 2 and error.startswith(line) and "--vllm-python" in error
     assert all(text.endswith(" s") for text in signs_of_life)  # on a busy machine

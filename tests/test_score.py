@@ -37,4 +37,4 @@ def test_programs_are_scored_in_the_configured_sandbox(tmp_path, capsys):
     words = ("--task", "code", "--sandbox", "unsafe", "--workers", "1")
     code, out, _ = scored(tmp_path, capsys, rows, *words)
     assert code == 0 and "WITHOUT a sandbox" in out.splitlines()[0]
-    assert out.splitlines()[-1] == "1 of 2 passed (50.0%), mean score 0.500"
+    assert out.splitlines()[-1] == "1 of 2 passed (50%), mean score 0.500"

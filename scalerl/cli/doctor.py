@@ -10,10 +10,11 @@ from dataclasses import asdict
 from scalerl.cli.exits import FAILED
 from scalerl.cli.options import Parser, add_json, add_trust, parse_with_config
 from scalerl.cli.terminal import print_lines
-from scalerl.config import read_config
+from scalerl.config import HuggingFaceModel, read_config
 from scalerl.config.trust import check_trust
 from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.working import Working
+from scalerl.models.files import check_model_files
 
 DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
 float64, the network between trainer ranks and hosts, a vLLM server, disk and memory. One line each: works, works
@@ -37,6 +38,8 @@ def run_doctor(words: list[str]) -> int:
 
     config = read_config(file, fields) if file or fields else None
     if config is not None:
+        if isinstance(config.model, HuggingFaceModel):
+            check_model_files(config.model.path)
         check_trust([config], str(file or "the command line"), trusted=options.trust or file is None, typed=fields)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the lines of the checks give the reasons
     findings = []

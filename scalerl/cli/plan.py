@@ -36,7 +36,7 @@ from scalerl.placement.devices import GB
 from scalerl.placement.sizes import RunSizes
 from scalerl.prompts.files import check_prompt_files
 from scalerl.scaling import CurveError, fit
-from scalerl.scaling.estimate import as_json
+from scalerl.scaling.estimate import as_json, percent
 from scalerl.scaling.price import NextGain, next_gain
 from scalerl.scaling.units import compute_text, money_text
 from scalerl.training.planned import pool_of
@@ -238,5 +238,5 @@ def plan_lines(lengths: Any, outcomes: list[Any], notes: list[str], run: RunSize
         f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
         f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
         f"staleness: mean {f.staleness_mean:.1f} updates, at most {f.staleness_max}; tokens too old for the "
-        f"loss {f.stale_share:.1%}, groups dropped {f.dropped_share:.1%}",
+        f"loss {percent(f.stale_share)}, groups dropped {percent(f.dropped_share)}",
     ]

@@ -17,6 +17,7 @@ from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import check_file, trouble
 from scalerl.core.packages import prepare_environment
 from scalerl.prompts.files import read_objects
+from scalerl.scaling.estimate import percent
 from scalerl.tasks.audit import Audit
 from scalerl.tasks.checks import check_tests, sandbox_line
 from scalerl.tasks.scoring import judge_all, verifier_scorer
@@ -75,7 +76,7 @@ def run_score(words: list[str]) -> int:
         else:
             print_lines(f"none        {prompt.where}  {score.reason}")
     if not arguments.json:
-        rates = f" ({passed / judged:.1%}), mean score {total / judged:.3f}" if judged else ""
+        rates = f" ({percent(passed / judged)}), mean score {total / judged:.3f}" if judged else ""
         missing = f"; {count - judged} have no verdict and are not counted" if judged < count else ""
         print_lines(f"{passed} of {judged} passed{rates}{missing}")
     return 0

@@ -14,9 +14,9 @@ from pathlib import Path
 from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
-from scalerl.cluster.plan import expected_here, in_units
+from scalerl.cluster.plan import expected_here, in_units, warm_start_seconds
 from scalerl.cluster.sizing import memory_here, sized
-from scalerl.config import RunConfig, read_config
+from scalerl.config import RunConfig, TinyModel, read_config
 from scalerl.config.base import read_option, replace
 from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError, nearest, short
@@ -103,11 +103,11 @@ def _hours_line(plan: Plan, jobs: int) -> str:
     """Return how long the runs of a plan take together, as a run with this configuration would on this machine."""
     if find_spec("torch") is None:
         return "duration: not known without torch, which says whether there is a GPU"
-    seconds = list[float]()
+    seconds, warm = list[float](), dict[Path, float]()
     with Working("estimating"):
         for arm in plan.arms:
             try:
-                taken = _expected_seconds(plan.config(arm, plan.seeds[0]))
+                taken = _expected_seconds(plan.config(arm, plan.seeds[0]), warm)
             except ConfigError as error:
                 return f"duration: not known, because {arm.name} would not start here: {error}"
             if taken is None:
@@ -117,23 +117,35 @@ def _hours_line(plan: Plan, jobs: int) -> str:
     each = in_units(max(seconds)) if max(seconds) < 1.2 * min(seconds) else (
         f"{in_units(min(seconds))} to {in_units(max(seconds))}"
     )  # fmt: skip
+    first = f", after warm starts of about {in_units(sum(warm.values()))}" if warm else ""
     return (
-        f"duration (estimate): {each} a run, {in_units(sum(seconds))} for {len(seconds)} runs{at_once}; "
+        f"duration (estimate): {each} a run, {in_units(sum(seconds))} for {len(seconds)} runs{at_once}{first}; "
         "`scalerl train --dry-run` of one says from what"
     )
 
 
-def _expected_seconds(config: RunConfig) -> float | None:
-    """Return the expected duration of a run here; None with engines whose speed is not known."""
+def _expected_seconds(config: RunConfig, warm: dict[Path, float]) -> float | None:
+    """Return the expected duration of a run here; None with engines whose speed is not known.
+
+    `warm` gets the directory and the seconds of a warm start that this machine lacks.
+    """
     if config.placement.backend != "local":
         return None
     from scalerl.training.resolve import resolved_here  # loads torch
 
-    config = resolved_here(config)
-    machine = memory_here(config.hardware, config.placement)
-    run = RunSizes.of(config, prompt_tokens=mean_prompt(config), held_out=pool_of(config).held_out)
-    found = expected_here(sized(run, machine), machine)
-    return found and 3600.0 * found[0].hours
+    resolved = resolved_here(config)
+    machine = memory_here(resolved.hardware, resolved.placement)
+    run = RunSizes.of(resolved, prompt_tokens=mean_prompt(config), held_out=pool_of(config).held_out)
+    run = sized(run, machine)
+    if (found := expected_here(run, machine)) is None:
+        return None
+    if isinstance(config.model, TinyModel):
+        from scalerl.training.warm_start import warm_start_directory
+
+        directory = warm_start_directory(config.model, config.data)
+        if not directory.exists():
+            warm[directory] = warm_start_seconds(run, found[1])
+    return 3600.0 * found[0].hours
 
 
 def _plan_parser() -> Parser:

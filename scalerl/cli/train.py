@@ -17,7 +17,7 @@ from scalerl.cluster.layout import check_layout, lay_out, lines
 from scalerl.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
 from scalerl.config.base import read_option, replace
 from scalerl.config.overrides import changed_values, preset_of
-from scalerl.config.trust import check_trust
+from scalerl.config.trust import check_trust, is_confirmed
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import output_directory
 from scalerl.core.packages import TRAINING, prepare_environment
@@ -86,7 +86,8 @@ def run_train(words: list[str]) -> int:
         if options.run_dir is not None:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         with Working("reading model and prompts"):
-            decided, about = _dry_run(config)
+            trusted = is_confirmed(config, trusted=options.trust or file is None, typed=words)
+            decided, about = _dry_run(config, trusted)
         about = [*demonstrated, *about]
         if options.all:
             print_lines(*to_toml(decided).split("\n"), *(f"# {line}" for line in about))
@@ -116,15 +117,17 @@ def check_inputs(config: RunConfig, *, weights: bool = True) -> None:
 ALL_FIELDS = "# These fields differ from the preset; --dry-run --all prints every field."
 
 
-def _dry_run(config: RunConfig) -> tuple[RunConfig, list[str]]:
+def _dry_run(config: RunConfig, trusted: bool) -> tuple[RunConfig, list[str]]:
     """Return the configuration, and lines with its sizes, placement, memory, duration and curve.
+
+    `trusted`: whether the user has confirmed its code, which then makes its prompts.
 
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
     from scalerl.training.resolve import planned_inputs, resolve
 
-    inputs = planned_inputs(config)
+    inputs = planned_inputs(config, trusted)
     resolved = resolve(inputs)
     layout = lay_out(resolved.sizes)
     check_layout(layout)

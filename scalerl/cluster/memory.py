@@ -190,7 +190,8 @@ def check_disk(run: RunSizes, place: Path, written: float = 0.0) -> None:
         raise ConfigError(
             f"{socket.gethostname()}:{place.resolve()}: {disk_size(free)} are free; {kept_checkpoints(run)} "
             f"checkpoints, the best one and the weights that are sent need {disk_size(needed)}. Free space, lower "
-            "checkpoint.keep, raise checkpoint.keep_every, or give another --run-dir"
+            f"checkpoint.keep, {'raise checkpoint.keep_every, ' if run.checkpoint.keep_every else ''}or give "
+            "another --run-dir"
         )
 
 

@@ -296,7 +296,8 @@ def duration_line(run: RunSizes, machine: Machine) -> str:
         return ""
     expected, inputs = found
     generate_s, train_s = batch_seconds(run, speeds_of(run, inputs)[0], lengths_of(run, None))
-    gpu = inputs.assumed.gpu
+    gpu, warm = inputs.assumed.gpu, warm_start_seconds(run, inputs)
+    first = f"; before them, once on a machine, a warm start of about {in_units(warm)}" if warm else ""
     source = f"the data sheet of {gpu.name}"
     if machine.gpu is None:
         source = f"a product on this CPU at {gpu.flops / 1e9:,.0f} GFLOP/s"
@@ -304,9 +305,15 @@ def duration_line(run: RunSizes, machine: Machine) -> str:
         f"duration (estimate): {in_units(3600.0 / expected.figures.updates_per_h)} per update (sampling "
         f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * expected.hours)} for "
         f"{run.steps:,} updates and {count_of(run.steps, run.evaluation.every)} evaluations of "
-        f"{in_units(expected.eval_s)}; from a simulation with FLOPs, a mean length of {run.expected_tokens:,} tokens, "
-        f"and {source}"
+        f"{in_units(expected.eval_s)}{first}; from a simulation with FLOPs, a mean length of "
+        f"{run.expected_tokens:,} tokens, and {source}"
     )
+
+
+def warm_start_seconds(run: RunSizes, inputs: SpeedInputs) -> float:
+    """Return the expected seconds of the lab's warm start, whose traces are about as long as rollouts; else 0."""
+    _, train_s = batch_seconds(run, speeds_of(run, inputs)[0], lengths_of(run, None))
+    return run.warm_rows * train_s / run.recipe.completions_per_step
 
 
 def expected_here(run: RunSizes, machine: Machine) -> tuple[RunEstimate, SpeedInputs] | None:

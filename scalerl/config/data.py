@@ -5,6 +5,7 @@ These are the tables of `data` in config.toml; run.py has the configuration of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal
@@ -117,6 +118,8 @@ class RewardFunction(Custom):
 
 
 def _as_reward(value: Any) -> Any:
+    if callable(value):
+        raise ValueError("got a function; allowed: its import path, 'my_rewards:length', which other processes import")
     return {"function": value} if isinstance(value, str) else value
 
 
@@ -426,6 +429,11 @@ def shares(tasks: Sequence[TaskData]) -> dict[str, float]:
     """Return each task's share of the prompts drawn, by name; they sum to one."""
     total = sum(task.share for task in tasks)
     return {task.curve: task.share / total for task in tasks}
+
+
+def prompts_of_step(tasks: Sequence[TaskData], prompts_per_step: int) -> dict[str, int]:
+    """Return the most prompts of each task in a step, by name: so many it must have for training."""
+    return {name: math.ceil(share * prompts_per_step) for name, share in shares(tasks).items()}
 
 
 def is_suite(task: TaskData) -> bool:

@@ -51,7 +51,8 @@ def read_config(
         ConfigError: The file is unreadable, a key is unknown, a type is wrong, or a value is out of range.
     """
     values = read_toml(file) if file else {}
-    source = str(file) if file else "command line"
+    given = "keywords" if isinstance(overrides, Mapping) else "command line"
+    source = str(file) if file else given
     typed = _typed(overrides)
     preset = _pop_preset(values, typed)
     length = typed["recipe"].get("length") if isinstance(typed.get("recipe"), Mapping) else None
@@ -62,13 +63,13 @@ def read_config(
     start = merge(_preset_values(preset, values, typed), _read_values(defaults or {}))
     from_file = _merge_recipe(start, values)
     try:
-        return build(RunConfig, _merge_recipe(from_file, typed), "command line")
+        return build(RunConfig, _merge_recipe(from_file, typed), given)
     except ConfigError as error:
         try:  # not earlier: the file alone may lack fields that the command line adds (--model)
-            build(RunConfig, from_file, "command line")
+            build(RunConfig, from_file, given)
         except ConfigError as file_error:
             if str(file_error) == str(error):  # an error of the file is reported with its name
-                raise ConfigError(str(file_error).replace("command line", source, 1)) from None
+                raise ConfigError(str(file_error).replace(given, source, 1)) from None
         raise
 
 

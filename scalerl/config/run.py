@@ -36,6 +36,7 @@ from scalerl.config.data import (
     TextTask,
     check_tasks,
     is_suite,
+    prompts_of_step,
     suite_tables,
 )
 from scalerl.config.loggers import Loggers
@@ -313,6 +314,14 @@ class RunConfig(Part):
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         check_tasks(self.data)
+        needed = prompts_of_step(self.data, self.recipe.prompts_per_step)
+        for task in self.data:
+            pool, least = getattr(task, "prompts", None), needed[task.curve]
+            if isinstance(pool, int) and pool < least:
+                raise ValueError(
+                    f"data.prompts: got {pool}; allowed: at least the {least} of a step, or fewer "
+                    "recipe.prompts_per_step"
+                )
         if self.evaluated_sequences() > MOST_SEQUENCES:
             raise ValueError(
                 f"evaluation: got {self.evaluated_sequences():,} sequences (held-out prompts x samples of all tasks); "

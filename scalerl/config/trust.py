@@ -122,12 +122,19 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
     if not listed:
         return
     confirmed = _remembered()
-    new = [code for code in listed if not code.digest or code.key not in confirmed]
-    confirmed_now = [code for code in new if trusted or any(_spells(word, code) for word in typed)]
-    unknown = [code for code in new if code not in confirmed_now]
-    if unknown:
+    if unknown := _unknown(listed, confirmed, trusted, typed):
         _confirm(unknown, source)
-    _remember([code for code in new if code.digest], confirmed)
+    _remember([code for code in listed if code.digest and code.key not in confirmed], confirmed)
+
+
+def is_confirmed(config: RunConfig, *, trusted: bool, typed: Sequence[str]) -> bool:
+    """Return whether the user has confirmed all code of a configuration; arguments as in `check_trust`."""
+    return not _unknown(code_of(config), _remembered(), trusted, typed)
+
+
+def _unknown(listed: Sequence[Code], confirmed: Mapping[str, Any], trusted: bool, typed: Sequence[str]) -> list[Code]:
+    new = [code for code in listed if not code.digest or code.key not in confirmed]
+    return [code for code in new if not trusted and not any(_spells(word, code) for word in typed)]
 
 
 def _spells(word: str, code: Code) -> bool:

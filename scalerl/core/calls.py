@@ -24,12 +24,12 @@ class NoSuchName(UserError, AttributeError):
 
 
 def checked(
-    options: Iterable[str] = (), habits: Mapping[str, str] | None = None, also: str = ""
+    options: Iterable[str] | None = (), habits: Mapping[str, str] | None = None, also: str = ""
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator: a call with other arguments than the function has is a `CallError` with its signature.
 
     Args:
-        options: Keyword arguments that the function takes as `**`.
+        options: Keyword arguments that the function takes as `**`; None: any.
         habits: What to write instead, by the keywords of other packages; `{value}` stands for the argument.
         also: What else to say.
     """
@@ -38,7 +38,7 @@ def checked(
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
         named = {name for name, parameter in signature.parameters.items() if parameter.kind is not VAR_KEYWORD}
-        allowed = [*named, *(name for name in options if name not in named)]
+        allowed = [*named, *(name for name in options or () if name not in named)]
         title = function.__qualname__.removesuffix(".__init__")
 
         def sample() -> str:
@@ -48,7 +48,7 @@ def checked(
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            unknown: str | None = next((name for name in kwargs if name not in allowed), None)
+            unknown: str | None = next((name for name in kwargs if name not in allowed and options is not None), None)
             if unknown is not None and unknown in hints:
                 value = dict(kwargs)[unknown]
                 shown = repr(value) if isinstance(value, str | int | float) else "..."

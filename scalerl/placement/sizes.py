@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from scalerl.config.base import replace
-from scalerl.config.data import TextTask, is_suite, shares
+from scalerl.config.data import CustomTask, TextTask, is_suite, shares
 from scalerl.config.length import Interruption
-from scalerl.config.model import HuggingFaceModel, Lora
+from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.placement import Hardware, Placement
 from scalerl.config.recipe import Recipe
 from scalerl.config.run import Checkpointing, Evaluation, RunConfig
@@ -53,6 +53,8 @@ class RunSizes:
     """Adapters that are trained instead of the model."""
     adaptable: bool
     """Whether the model can have adapters, unlike the lab's."""
+    warm_rows: int
+    """Worked examples of the lab's warm start, with repetitions."""
     recipe: Recipe
     placement: Placement
     hardware: Hardware
@@ -131,6 +133,7 @@ class RunSizes:
         texts = [task.max_prompt_tokens for task in config.data if isinstance(task, TextTask)]
         most_prompt, mean_prompt = (max(texts), min(MEAN_PROMPT, max(texts))) if texts else (LAB_PROMPT, LAB_PROMPT / 4)
         most_completion = completion or limit + PHRASE * isinstance(recipe.length, Interruption)
+        warm = config.model.warm_start if isinstance(config.model, TinyModel) else None
         settings = {
             "slots": rollouts.slots,
             "expected_tokens": mean,
@@ -141,6 +144,7 @@ class RunSizes:
             model=model or sizes_of(config.model),
             lora=config.lora,
             adaptable=isinstance(config.model, HuggingFaceModel),
+            warm_rows=warm.steps * warm.batch if warm else 0,
             recipe=recipe,
             placement=place,
             hardware=config.hardware,
@@ -300,7 +304,14 @@ def _draws_lines(config: RunConfig, training: Mapping[str, int]) -> list[str]:
     """Return how often each training prompt is drawn, a line for each task whose prompts are known."""
     drawn = config.steps * config.recipe.prompts_per_step
     lines = []
-    for name, share in shares(config.data).items():
+    for task in config.data:
+        name, share = task.curve, shares(config.data)[task.curve]
+        if isinstance(task, CustomTask) and name not in training:
+            count = task.prompts + config.evaluation.held_out_of(task)
+            lines.append(
+                f"prompts: {task.function} must make {count:,} distinct ones (data.prompts and evaluation.prompts "
+                "together); a dry run checks that with --trust and a model that is here"
+            )
         if not share or not training.get(name):
             continue
         times = share * drawn / training[name]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import math
 import pickle
 import re
 import unicodedata
@@ -19,7 +18,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from scalerl.config.data import AgentTask, GeneratedTask, PromptFile, RepliedTask, TaskData, TextTask, is_suite, shares
+from scalerl.config.data import (
+    AgentTask,
+    GeneratedTask,
+    PromptFile,
+    RepliedTask,
+    TaskData,
+    TextTask,
+    is_suite,
+    prompts_of_step,
+)
 from scalerl.config.recipe import Recipe
 from scalerl.config.run import Evaluation, Scoring
 from scalerl.core.errors import ConfigError, outcome
@@ -112,10 +120,9 @@ def _without_collector() -> Iterator[None]:
 def _load(settings: PromptSettings, tokenizer: Any, stop: Sequence[int]) -> PromptSplit:
     tasks, evaluation, scoring = settings.data, settings.evaluation, settings.scoring
     training, held_out, all_prompts = list[Prompt](), list[Prompt](), list[Prompt]()
-    notes, needed = list[str](), dict[str, int]()
+    notes, needed = list[str](), prompts_of_step(tasks, settings.recipe.prompts_per_step)
     for task in tasks:
-        share, of_task = shares(tasks)[task.curve], f"{task.curve}: " if len(tasks) > 1 else ""
-        needed[task.curve] = math.ceil(share * settings.recipe.prompts_per_step)
+        of_task = f"{task.curve}: " if len(tasks) > 1 else ""
         # a task with share 0 is never trained, so all its prompts are held out
         pool, new_notes = task_prompts(task, tokenizer, evaluation.held_out_of(task), scoring, stop)
         notes += [note for note in new_notes if note not in notes]
@@ -281,18 +288,36 @@ def _split(prompts: list[Prompt], held_out: int, needed: int, of_task: str) -> t
     if held_out and not held and same:
         held.add(min(same, key=lambda content: len(same[content])))
     training = [prompt for prompt in ordered if prompt.content not in held]
-    if len(training) < needed:
-        most, why = len(ordered) - needed, ""
-        fewer = f"at most {most}, so that one step's {needed} prompts remain, or auto"
-        allowed = fewer if most > 0 else f"more than {needed} prompts, or fewer recipe.prompts_per_step"
-        if len(same) < len(ordered):
-            why = f", because the prompts have {len(same)} different texts, and equal ones stay together"
-            allowed = f"fewer, so that one step's {needed} prompts remain, or prompts with more different texts"
-        raise ConfigError(
-            f"{of_task}evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(training)} for "
-            f"training{why}; allowed: {allowed}"
-        )
+    check_enough(of_task, len(ordered), held_out, len(training), needed, len(same))
     return training, [prompt for prompt in ordered if prompt.content in held]
+
+
+def check_enough(of_task: str, prompts: int, held_out: int, left: int, needed: int, texts: int | None = None) -> None:
+    """Refuse a task of which too few prompts are left for a step.
+
+    Args:
+        of_task: The name of the task with a colon, or "" for the only one.
+        prompts: All its prompts.
+        held_out: The wanted number of held-out prompts.
+        left: Those that are left for training.
+        needed: Prompts of the task in a step.
+        texts: Different texts among the prompts; None if they are not known.
+
+    Raises:
+        ConfigError: Fewer than `needed` are left.
+    """
+    if left >= needed:
+        return
+    most, why = prompts - needed, ""
+    fewer = f"at most {most}, so that one step's {needed} prompts remain, or auto"
+    allowed = fewer if most > 0 else f"more than {needed} prompts, or fewer recipe.prompts_per_step"
+    if texts is not None and texts < prompts:
+        why = f", because the prompts have {texts} different texts, and equal ones stay together"
+        allowed = f"fewer, so that one step's {needed} prompts remain, or prompts with more different texts"
+    raise ConfigError(
+        f"{of_task}evaluation.prompts: got {held_out} of {prompts} prompts, which leaves {left} for "
+        f"training{why}; allowed: {allowed}"
+    )
 
 
 def _tokenize(rows: Sequence[PromptRow], task: str, texts: Sequence[str], encode: Encode) -> list[Prompt]:

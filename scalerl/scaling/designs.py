@@ -18,7 +18,7 @@ import numpy as np
 
 from scalerl.scaling.comparison import ASSUMED_SEED_SD, MARGIN, MOST_SEEDS, TEST_LEVEL, seed_scatter
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import TAILS, as_json, short_number
+from scalerl.scaling.estimate import TAILS, as_json, percent, short_number
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array, Draws, joined_draws, plain_draws
 from scalerl.scaling.noise import OTHER_NOISE, binomial, evaluations
@@ -231,7 +231,7 @@ class Prospect:
     @property
     def price_text(self) -> str:
         """The cost of the evaluations in words."""
-        share = f" ({self.share:.1%} of those of training)" if math.isfinite(self.share) else ""
+        share = f" ({percent(self.share)} of those of training)" if math.isfinite(self.share) else ""
         has_price = self.cost is not None and (math.isfinite(self.cost.device_hours) or math.isfinite(self.cost.money))
         return f"{self.evaluations.completions:,} completions{share}{f', about {self.cost}' if has_price else ''}"
 
@@ -324,7 +324,7 @@ class RunDesign:
         for name, option in {"recommended": self.recommended, **self.alternatives}.items():
             alike = option is not self.recommended and abs(option.narrows(self.recommended)) < TOLD_APART
             values = (f"±{option.asymptote_within:.3f}{' ~' if alike else ''}", f"±{option.forecast_within:.3f}")
-            share = f" ({option.share:.1%})" if math.isfinite(option.share) else ""
+            share = f" ({percent(option.share)})" if math.isfinite(option.share) else ""
             what = f"{name}: {option.evaluations} to {like.text(option.budget)}"
             rows.append((what, *values, f"{option.identified:.2f}", f"{option.evaluations.completions:,}{share}"))
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
@@ -680,9 +680,9 @@ def prospect_line(size: Evaluations, share: float) -> str:
     line = (
         f"curve: {size.count} evaluations of {size.prompts:,} prompts x {size.samples} identify the ceiling of a run "
         f"like the paper's with probability {now.identified:.2f} and give its level at twice the compute within "
-        f"±{now.forecast_within:.3f}, for {size.count * share:.1%} of the completions of training"
+        f"±{now.forecast_within:.3f}, for {percent(size.count * share)} of the completions of training"
     )
     if enough is None or enough is now:
         return line
     count = enough.evaluations.count
-    return f"{line}; {count} evaluations: {enough.identified:.2f}, for {count * share:.1%} (scalerl design)"
+    return f"{line}; {count} evaluations: {enough.identified:.2f}, for {percent(count * share)} (scalerl design)"

@@ -41,6 +41,13 @@ def with_error(mean: float, stderr: float = math.nan) -> str:
     return f"{mean:.3f}{error}" if math.isfinite(mean) else "unknown"
 
 
+def percent(share: float) -> str:
+    """Return a share with two digits, `12%`, `1.2%`, `0.12%`; NaN is "-"."""
+    if not math.isfinite(share):
+        return "-"
+    return f"{share:.0%}" if abs(share) >= 0.0995 or not share else f"{100 * share:.2g}%"
+
+
 @dataclass(frozen=True)
 class Estimate(Guided):
     """One quantity with its 90% interval.

@@ -29,6 +29,8 @@ def table_from(data: Any, name: str) -> Table:
     Raises:
         CurveError: It is none of these; the message states what to do.
     """
+    if hasattr(data, "read"):
+        raise CurveError("got an open file; give its path, or a data frame of it")
     if hasattr(data, "to_csv") and hasattr(data, "index"):
         return csv_table(pandas_csv(data), name)
     if hasattr(data, "collect") and hasattr(data, "lazy"):  # a query of polars that has not run yet

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from scalerl.scaling.estimate import percent
 from scalerl.tasks.base import Verdict
 from scalerl.types import Prompt
 
@@ -82,9 +83,9 @@ class Audit:
             lines.append(f"{self.unjudged} completions have no verdict")
         if self.refused > 0:
             low = f"a ceiling A is measured as about {1 - self.refused:.3f} A"
-            lines.append(f"{self.refused:.1%} of the right answers are refused: {low}")
+            lines.append(f"{percent(self.refused)} of the right answers are refused: {low}")
         if self.accepted > 0:
-            lines.append(f"{self.accepted:.1%} of the wrong answers are accepted: a policy can learn to give them")
+            lines.append(f"{percent(self.accepted)} of the wrong answers are accepted: a policy can learn to give them")
         for kind, rows in sorted(self.errors.items(), key=lambda item: -len(item[1])):
             lines += ["", f"{len(rows)} errors: {kind}", *(f"  {row}" for row in rows[:examples])]
         return lines

@@ -138,8 +138,8 @@ def _distinct(user_task: Any, count: int, name: str) -> Iterator[dict[str, Any]]
         if len(prompts) == count:
             return
     raise ConfigError(
-        f"data.prompts: {name} made {len(prompts)} distinct prompts; allowed: at least {count} (data.prompts and "
-        "held-out prompts together)"
+        f"data.prompts: {name} made {len(prompts):,} distinct prompts; allowed: at least {count:,}, which are "
+        "data.prompts and evaluation.prompts together; make more, or lower the two"
     )
 
 

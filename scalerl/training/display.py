@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.text import Text
 from scalerl.config import RunConfig
 from scalerl.core.printable import printable
 from scalerl.core.working import Working
-from scalerl.scaling.estimate import with_error
+from scalerl.scaling.estimate import percent, with_error
 from scalerl.training.run_info import run_info
 from scalerl.training.warnings import occupancy
 from scalerl.types import EvalPoint
@@ -127,10 +126,10 @@ class RunDisplay:
     def _line(self, row: dict[str, Any]) -> str:
         return (
             f"step {row['step']}/{self._view.steps}  pass {with_error(row['pass_rate'])}  "
-            f"truncated {row['truncation_rate']:.1%}  "
+            f"truncated {percent(row['truncation_rate'])}  "
             f"stale {row['staleness_mean']:.1f} (max {row['staleness_max']:.0f})  "
             f"tok/s {row['generator_tokens_per_s']:.0f} | {row['trainer_tokens_per_s']:.0f}  "
-            f"slots {_share(row['occupancy'])}  idle {row['generator_idle']:.0%} | {row['trainer_idle']:.0%}"
+            f"slots {percent(row['occupancy'])}  idle {row['generator_idle']:.0%} | {row['trainer_idle']:.0%}"
         )
 
     def _render(self) -> Group:
@@ -162,18 +161,14 @@ def _cells(view: RunView, config: RunConfig) -> list[tuple[str, str, str, str]]:
         ),
         (
             "staleness", f"{row['staleness_mean']:.1f} updates, max {row['staleness_max']:.0f}",
-            "truncated", f"{row['truncation_rate']:.1%}, interrupted {row['interruption_rate']:.1%}",
+            "truncated", f"{percent(row['truncation_rate'])}, interrupted {percent(row['interruption_rate'])}",
         ),
         (
-            "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, busy slots {_share(busy)}",
-            "entropy", f"{row['entropy']:.3f} nats, capped {row['capped_share']:.2%}",
+            "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, busy slots {percent(busy)}",
+            "entropy", f"{row['entropy']:.3f} nats, capped {percent(row['capped_share'])}",
         ),
         ("retired", f"{row['retired_prompts']} prompts, epoch {row['epoch']}", "", ""),
     ]  # fmt: skip
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}" if math.isfinite(value) else "-"
 
 
 def _forecast_line(ahead: Outlook) -> str:

@@ -22,7 +22,7 @@ from scalerl.cluster.plan import run_lines
 from scalerl.cluster.sizing import Machine, memory_here, room_note, sized
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import replace
-from scalerl.config.data import PromptFile, TaskData, TextTask
+from scalerl.config.data import CustomTask, PromptFile, TaskData, TextTask, prompts_of_step
 from scalerl.config.length import Interruption, NoLengthControl
 from scalerl.config.placement import Hardware
 from scalerl.core.errors import ConfigError, outcome
@@ -47,7 +47,7 @@ from scalerl.placement.devices import (
     this_machine,
 )
 from scalerl.placement.sizes import CHOSEN, UNREAD, Pool, RunSizes, derived_sizes
-from scalerl.prompts.dataset import PromptSplit, load_prompts
+from scalerl.prompts.dataset import PromptSplit, check_enough, load_prompts
 from scalerl.prompts.files import on_hub
 from scalerl.rollouts.build import has_agents
 from scalerl.rollouts.interrupt import LengthRule, length_rule
@@ -137,6 +137,10 @@ def resolve(inputs: Inputs) -> Resolved:
     given, machine, notes = inputs.config, inputs.machine, list[str]()
     config, prompts = given, inputs.prompts.all_prompts if inputs.prompts else ()
     pool = pool_of(config, inputs.prompts)
+    for name, needed in prompts_of_step(config.data, config.recipe.prompts_per_step).items():
+        if inputs.prompts is None and name in pool.training:  # load_prompts has checked those that it read
+            left, held_out = pool.training[name], pool.held_out[name]
+            check_enough(f"{name}: " * (len(config.data) > 1), left + held_out, held_out, left, needed)
     if prompts and not inputs.begun:
         config = with_length_of_model(config, inputs.tokenizer, prompts, notes.append)
     if agents := has_agents(prompts):
@@ -166,17 +170,24 @@ def resolve(inputs: Inputs) -> Resolved:
     )
 
 
-def planned_inputs(config: RunConfig) -> Inputs:
+def planned_inputs(config: RunConfig, trusted: bool = False) -> Inputs:
     """Return what a plan knows of a run: prompts and tokenizer if they are files here and not large.
+
+    Args:
+        config: Configuration.
+        trusted: Whether the tasks of a user may make their prompts.
 
     Raises:
         ConfigError: As `load_prompts`: the run would not start either.
     """
     config = resolved_here(config)
     sizes, machine = sizes_of(config.model), memory_here(config.hardware, config.placement)
-    path, files = getattr(config.model, "path", ""), [getattr(task, "path", "") for task in config.data]
-    from_files = all(isinstance(task, PromptFile) for task in config.data) and all(map(is_readable_file, files))
-    if not from_files or not (Path(path) / "tokenizer.json").is_file():
+    path = getattr(config.model, "path", "")
+    here = all(
+        is_readable_file(task.path) if isinstance(task, PromptFile) else trusted and isinstance(task, CustomTask)
+        for task in config.data
+    )
+    if not here or not (Path(path) / "tokenizer.json").is_file():
         return Inputs(config, sizes, machine)
     tokenizer = load_tokenizer(path, "main")
     prompts = load_prompts(config, tokenizer, end_tokens(path, "main", tokenizer))

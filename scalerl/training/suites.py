@@ -38,7 +38,7 @@ from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import length_rule
 from scalerl.rollouts.local.torch_engine import check_cached_logps, torch_engine
 from scalerl.rollouts.turns import check_replies, with_replies
-from scalerl.scaling.estimate import as_json, with_error
+from scalerl.scaling.estimate import as_json, percent, with_error
 from scalerl.tasks.scoring import ScoringService, make_scorers
 from scalerl.training.evaluation import Add, Verdicts, evaluate, mean_at_k, sample
 from scalerl.training.evaluator import held_out_visits
@@ -100,8 +100,8 @@ class SuiteResult:
             f"{self.suite}: {self.prompts} prompts x {self.samples} samples",
             f"  mean@{self.samples:<5} {with_error(self.mean, self.stderr)}",
             f"  unbiased   {passes}",
-            f"  truncated  {self.truncated:.1%}, mean length {self.mean_tokens:.0f} tokens",
-            *([f"  no reward  {self.failed:.1%} of the samples, which are not counted"] if self.failed else []),
+            f"  truncated  {percent(self.truncated)}, mean length {self.mean_tokens:.0f} tokens",
+            *([f"  no reward  {percent(self.failed)} of the samples, which are not counted"] if self.failed else []),
             f"  took       {self.seconds:.0f} s, {self.tokens_per_s:,.0f} tokens/s",
             f"  texts      {self.texts}",
         ]

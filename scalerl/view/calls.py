@@ -163,7 +163,7 @@ def advise(
 @checked(ReadOptions.__annotations__, CALL_HABITS, "several runs of a side are a list")
 def compare(
     first: Any,
-    second: Any,
+    second: Any = None,
     level: float | None = None,
     siblings: Sequence[Any] = (),
     names: tuple[str, str] | None = None,
@@ -176,7 +176,8 @@ def compare(
     """Compare two recipes by their runs, as `scalerl compare`.
 
     Args:
-        first: One or several seeds of one recipe: fits, or whatever has the points of a run.
+        first: One or several seeds of one recipe: fits, or whatever has the points of a run. A dict has both recipes
+            by name.
         second: One or several seeds of the other recipe.
         level: Metric level at which compute is compared; None: four fifths of the climb to the level that both sides
             have reached.
@@ -191,6 +192,13 @@ def compare(
         CurveError: A side is empty or cannot be read or fitted, the runs have different metrics or compute axes, or the
             level or price cannot be used.
     """
+    if holds_runs(first):
+        if len(first) != 2 or second is not None:
+            raise CurveError(f"compare takes two recipes; got a dict of {len(first)}: {', '.join(map(str, first))}")
+        (of_first, first), (of_second, second) = first.items()
+        names = names or (str(of_first), str(of_second))
+    if second is None:
+        raise CurveError("compare takes two recipes: compare(first, second) or compare({'base': first, 'new': second})")
     check_values({"level": level, "price": price, "names": names})
     sides = run_list(first), run_list(second)
     others = [run_list(runs) for runs in siblings]
@@ -329,6 +337,8 @@ def report(
     from scalerl.view.frozen import write_page
     from scalerl.view.report import page_of
 
+    if is_path(versus) and Path(versus).suffix == ".html":
+        raise CurveError(f"versus has the runs of another recipe; for the path of a page write output={str(versus)!r}")
     terms = {"min_gain": min_gain, "price": price}
     check_values({"exclude_below": exclude_below, "output": output, "figures": figures, **terms})
     first, second = run_list(runs), run_list(versus)
@@ -400,11 +410,19 @@ def one_run(data: Any) -> None:
     Raises:
         CurveError: They are a list of runs.
     """
-    if isinstance(data, list | tuple) and data and all(is_run_like(item) for item in data):
+    if holds_runs(data) or (isinstance(data, list | tuple) and data and all(is_run_like(item) for item in data)):
         raise CurveError(
             f"got a {type(data).__name__} of {len(data)} runs; give one, or write scalerl.fit_together(runs) for seeds "
             "of one recipe"
         )
+
+
+def holds_runs(data: Any) -> bool:
+    """Return whether data are runs by name, each one or a list of several, and not columns by name."""
+    if not isinstance(data, Mapping):
+        return False
+    items = [item for value in data.values() for item in (value if isinstance(value, list | tuple) else [value])]
+    return bool(items) and not any(isinstance(item, list) for item in items) and all(map(is_run_like, items))
 
 
 def is_run_like(item: Any) -> bool:
@@ -414,6 +432,8 @@ def is_run_like(item: Any) -> bool:
 
 def run_list(runs: Any) -> list[Any]:
     """Return one run, or several, as a list; rows (dicts) are one run."""
+    if holds_runs(runs):
+        return [run for part in runs.values() for run in run_list(part)]
     if not isinstance(runs, list | tuple) or (runs and not is_run_like(runs[0])):
         return [runs]
     return list(runs)

@@ -25,7 +25,8 @@ from scalerl.scaling.curve import LogChoices, ReadOptions, checked_bounds
 from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import LogError
 from scalerl.tables.forms import read_table
-from scalerl.tables.names import AXES
+from scalerl.tables.grids import RUN
+from scalerl.tables.names import AXES, METRIC_COLUMNS
 from scalerl.types import EvalPoint
 
 if TYPE_CHECKING:
@@ -368,6 +369,13 @@ def _read(run: Any, name: str, options: ReadOptions) -> Source:
 
         rows = getattr(run, "rows", None)
         table = table_from(rows if isinstance(rows, list) else run, name)  # `rows` of what `importers.read` returned
+    if table.points and options.get("metric") == METRIC_COLUMNS[0]:  # which is read without its name too
+        options = {**options, "metric": None}
+        guessed = choices_made(options)
+    if RUN in table.words and not guessed:
+        from scalerl.importers.runs import of_run
+
+        of_run(table, None)  # raises for several runs, whose points would be averaged
     if guessed or not table.points:
         from scalerl.importers.points import of_tables  # a fit of points does not load what guesses
 

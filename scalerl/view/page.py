@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import Any
 
 from scalerl.scaling import Advice, Curve, CurveError, Estimate, Frontier
-from scalerl.scaling.comparison import MARGIN
+from scalerl.scaling.comparison import MARGIN, Comparison
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power, short_number
 from scalerl.scaling.fit import CEILING
@@ -424,6 +424,7 @@ def runs_page(
         title,
         f"Held-out results against compute ({analysis.axis}), and forecasts at more compute.",
         _comparison(analysis),
+        comparison_table(analysis.comparison),
         notes(f"{name} is left out: {reason}" for name, reason in (problems or {}).items()),
         {"kind": "cards", "cards": list(map(_run_card, analysis.runs)), "size": ""},
         table("Side by side", list(columns), rows),
@@ -475,16 +476,32 @@ def _comparison(analysis: Analysis) -> Json | None:
         {"color": f"@s{side}", "text": name if name == runs else f"{name}: {runs}"}
         for side, (name, runs) in enumerate(zip(comparison.names, names, strict=True))
     ]
-    first, second = comparison.names
-    numbers = (
-        f"The ceilings of the climbs differ by {comparison.asymptote_difference}; {first} is higher with probability "
-        f"{comparison.probability_higher:.2f}. At the common ceiling {comparison.common_asymptote:.3f} the ratio of "
-        f"the steepness B is {comparison.efficiency_ratio}. For the level {comparison.level:.3f}, {first} needs "
-        f"{comparison.compute_ratio} times the compute of {second}. "
-        f"Scatter between seeds: {comparison.seed_sd:.4f} ({comparison.seed_source})."
-    )
     lines = [comparison.advice] if comparison.advice else []
-    return {"kind": "verdict", "sentence": comparison.sentence, "legend": legend, "lines": lines, "quiet": numbers}
+    return {"kind": "verdict", "sentence": comparison.sentence, "legend": legend, "lines": lines}
+
+
+def comparison_table(comparison: Comparison | None) -> Json | None:
+    """Return the numbers of a comparison as a table: each with its 90% interval and a probability."""
+    if comparison is None:
+        return None
+    (first, second), curve = comparison.names, comparison.sides[0][0].curve
+    level, lead, outlook = curve.level_format, comparison.measured, comparison.forecast
+    quantities = [
+        ("Lead, measured", curve.text(lead.compute), lead.difference, lead.probability),
+        ("Lead, forecast", curve.text(outlook.compute), outlook.difference, outlook.probability),
+        ("Ratio of compute needed", f"level {comparison.level:{level}}", comparison.compute_ratio,
+         comparison.probability_less_compute),
+        ("Difference of ceilings A", "", comparison.asymptote_difference, comparison.probability_higher),
+        ("Ratio of steepness B", f"common A {comparison.common_asymptote:{level}}", comparison.efficiency_ratio,
+         comparison.probability_more_efficient),
+    ]  # fmt: skip
+    rows = [
+        [words_cell(name), words_cell(at), interval_cell(estimate, ".2f" if "Ratio" in name else level),
+         cell(f"{probability:.2f}", probability)]
+        for name, at, estimate, probability in quantities
+    ]  # fmt: skip
+    about = f"Scatter between seeds: {comparison.seed_sd:{level}} ({comparison.seed_source})."
+    return table("Comparison", ["Quantity", "At", f"{first} against {second}", f"P({first} better)"], rows, about)
 
 
 def _run_card(run: RunAnalysis) -> Json:

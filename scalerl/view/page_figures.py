@@ -236,7 +236,7 @@ def _single(curve: Curve, f: Fit) -> Figure:
     ahead = ", ".join(f"{level:.3f} at {times:.0f}×" for level, times in zip(f.mean(at), MULTIPLES, strict=True))
     fitted, forecast = mean_lines("", grid, levels.mean, last, "@s0")
     of_ceiling: Json = {"color": "@s1", "x": np.array([last, 1.06 * end])}
-    reached = f"ceiling of this climb, A = {ceiling.mean:.3f}" + ("" if f.identified else ", not identified yet")
+    reached = f"ceiling of this climb, A = {ceiling:.3f}" + ("" if f.identified else ", not identified yet")
     series = [
         ShadedBand(low=[ceiling.low] * 2, high=[ceiling.high] * 2, **of_ceiling),
         ShadedBand(x=grid, low=levels.low, high=levels.high, color="@s0"),

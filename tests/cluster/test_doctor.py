@@ -68,6 +68,12 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU here")
+def test_a_model_that_is_a_pipe_is_an_error_before_any_check(tmp_path, capsys):
+    os.mkfifo(tmp_path / "model")
+    code, out, error = call(capsys, "doctor", "--model", tmp_path / "model")
+    assert (code, out) == (2, "") and "model is a file; give the directory" in error
+
+
 def test_more_ranks_than_a_cpu_can_start_are_an_error(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     with pytest.raises(ConfigError, match=r"trainer_ranks: got 25, .* allowed without GPUs: 1 to 24$"):

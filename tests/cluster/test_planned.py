@@ -10,6 +10,7 @@ from scalerl.config import PRESETS, read_config
 from scalerl.models.sizes import sizes_of
 from scalerl.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
 from scalerl.training.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
+from scalerl.training.warm_start import warm_start_directory
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
@@ -108,9 +109,18 @@ def test_a_dry_run_is_a_screen_with_what_was_decided_and_all_prints_every_field(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("place")
-def test_the_dry_run_of_a_study_ends_with_its_hours(capsys):
+def test_the_dry_run_of_a_study_ends_with_its_hours(capsys, tmp_path, monkeypatch):
     code, out, _ = call(capsys, "study", "loo", "--dry-run", "--seeds", "2", "--only", "fp32", *words("small-model"))
     assert code == 0 and "a run, " in out.splitlines()[-1] and "for 4 runs" in out.splitlines()[-1]
+
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))  # an empty one: the lab lacks its warm start
+    lab = ["study", "loo", "--dry-run", "--seeds", "1", "--only", "fp32"]
+    _, out, _ = call(capsys, *lab)
+    assert "for 2 runs, after warm starts of about" in out.splitlines()[-1]
+    config = read_config(None, ["--preset", "quick"])
+    warm_start_directory(config.model, config.data).mkdir(parents=True)
+    _, out, _ = call(capsys, *lab)
+    assert "warm starts" not in out.splitlines()[-1]
 
 
 def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():
@@ -122,3 +132,42 @@ def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assum
     assert saved.sources(saved=True) == (
         f"saved: 64 slots, micro-batches of 16,384 tokens; {length}; measured: prompts of at most 12 tokens"
     )
+
+
+FEW = """class Few:
+    def rows(self, count):
+        return [{"prompt": f"{n} + {n} =", "n": n} for n in range(30)]
+
+    def score(self, row, completion):
+        return completion == str(2 * row["n"])
+"""
+TASK = """[model]
+kind = "hf"
+path = "{model}"
+[data]
+kind = "custom"
+function = "few_rows:Few"
+prompts = 24
+[recipe]
+prompts_per_step = 4
+"""
+
+
+def test_a_dry_run_counts_prompts_as_the_run_does(place, lab_model, capsys, monkeypatch):
+    """48 of 60 prompts are left, and a step needs 49; a task of 30 rows cannot give 24 and 8 held-out ones."""
+    given = ["--recipe.prompts_per_step", "49", "--evaluation.prompts", "12", "--steps", "5", "--dry-run"]
+    code, _, error = call(capsys, "train", *words("small-model"), *given)  # has no tokenizer
+    assert code == 2 and "got 12 of 60 prompts, which leaves 48 for training; allowed: at most 11" in error
+    code, _, error = call(capsys, "train", "--data.prompts", "15", "--dry-run")
+    assert code == 2 and "data.prompts: got 15; allowed: at least the 16 of a step" in error
+
+    (place / "few_rows.py").write_text(FEW)
+    (place / "task.toml").write_text(TASK.format(model=lab_model))
+    monkeypatch.syspath_prepend(place)
+    dry = ["train", "task.toml", "--dry-run", "--evaluation.prompts"]
+    code, out, _ = call(capsys, *dry, "8")
+    assert code == 0 and "few_rows:Few must make 32 distinct ones" in out
+    code, _, error = call(capsys, *dry, "8", "--trust")
+    assert code == 2 and "made 30 distinct prompts; allowed: at least 32" in error
+    code, out, _ = call(capsys, *dry, "6", "--trust")
+    assert code == 0 and "each of 24 training prompts is drawn" in out

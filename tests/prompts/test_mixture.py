@@ -119,6 +119,6 @@ def test_one_task_has_the_plain_curriculum():
 def test_every_task_needs_the_prompts_of_its_share():
     load_prompts(lab(ArithmeticTask(share=3.0), ProgramsTask(prompts=4)), make_tokenizer())
     few, many = ProgramsTask(prompts=4), ProgramsTask(prompts=6000)
-    for programs, message in ((few, "leaves 4"), (many, "5,600 dist")):
+    for programs, message in ((few, "got 4; allowed: at least the 8"), (many, "5,600 dist")):
         with pytest.raises(ConfigError, match=message):
             load_prompts(lab(ArithmeticTask(), programs), make_tokenizer())

@@ -40,7 +40,7 @@ def test_a_file_is_audited_with_examples_by_kind_and_the_effect_on_the_ceiling(t
     assert main(["score", "--audit", file, "--task", "math", "--workers", "1"]) == 0
     text = capsys.readouterr().out
     assert "right answers       2        1" in text and "wrong answers       1        1" in text
-    assert "33.3% of the right answers are refused: a ceiling A is measured as about 0.667 A" in text
+    assert "33% of the right answers are refused: a ceiling A is measured as about 0.667 A" in text
     assert "1 errors: b" in text and "refused: " in text and "line 3" in text and "1 errors: c" in text
     assert main(["score", file, "--audit", "--task", "math", "--workers", "1", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)

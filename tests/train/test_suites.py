@@ -175,5 +175,5 @@ def test_a_suite_of_one_prompt_has_no_standard_error_and_one_without_rewards_no_
     assert one.to_dict()["stderr"] is None and "±" not in (text := "\n".join(one.lines())) and "0.500" in text
     lost = SuiteResult("s", 2, mean=math.nan, stderr=math.nan, pass_at={}, failed=1.0, **shared)
     assert lost.to_dict()["mean"] is None and "nan" not in (text := "\n".join(lost.lines()))
-    assert "no reward  100.0% of the samples" in text
+    assert "no reward  100% of the samples" in text
     json.dumps([one.to_dict(), lost.to_dict()], allow_nan=False)

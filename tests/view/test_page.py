@@ -44,9 +44,9 @@ def page_file(studied, tmp_path_factory):
     return path
 
 
-def block(made, kind):
-    """Return the first block of a kind."""
-    return next(one for one in made["blocks"] if one["kind"] == kind)
+def block(made, kind, title=""):
+    """Return the first block of a kind, with this title if one is given."""
+    return next(one for one in made["blocks"] if one["kind"] == kind and title in ("", one.get("title")))
 
 
 def test_the_page_has_every_run_recipe_and_number(page_file, studied):
@@ -59,7 +59,7 @@ def test_the_page_has_every_run_recipe_and_number(page_file, studied):
     assert [card["title"] for card in cards] == [run.source.name for run in studied.runs]
     assert any("too few points: 7 points" in note for note in cards[3]["notes"])
     assert cards[3]["lines"][-1].startswith("No backtest: the first 0.3 of the run holds 2")
-    table, ceiling = block(made, "table"), studied.runs[0].outlook.fit.asymptote
+    table, ceiling = block(made, "table", "Side by side"), studied.runs[0].outlook.fit.asymptote
     cell = table["rows"][0][table["columns"].index("Ceiling A")]
     assert (cell["text"], cell["small"]) == (f"{ceiling.mean:.3f}", f"{ceiling.low:.3f} to {ceiling.high:.3f}")
     first, second = studied.comparison.names

@@ -1,5 +1,6 @@
 """The functions of `import scalerl` take whatever has the points of a run, as the commands read it."""
 
+import io
 import json
 
 import numpy as np
@@ -88,12 +89,26 @@ def test_frames_and_fits_are_forecast_advised_backtested_and_compared_alike(path
     assert alone.asymptote == fit_together([Curve.read(ROWS), Curve.read(other)]).asymptote
 
 
+def test_a_dict_has_the_recipes_of_a_comparison_by_name_and_the_runs_of_other_calls():
+    given = scalerl.compare([MADE, MADE], OTHER, names=("base", "new"))
+    assert scalerl.compare({"base": [MADE, MADE], "new": OTHER}).sentence == given.sentence
+    together = scalerl.fit_together([MADE, OTHER]).fits
+    again = scalerl.fit_together({"a": MADE, "b": OTHER}).fits
+    assert [one.asymptote for one in again] == [one.asymptote for one in together]
+
+
+def test_the_metric_of_points_is_read_alike_with_and_without_its_name():
+    points = [{"compute": row["compute"], "pass_rate": row["metric"]} for row in rows_of(MADE)]
+    assert scalerl.fit(points, metric="pass_rate").asymptote == scalerl.fit(points).asymptote
+
+
 def test_a_report_of_frames_is_written(tmp_path):
     pytest.importorskip("plotly")
     page = scalerl.report([ROWS], [rows_of(OTHER, "global_step", "eval_accuracy")], tmp_path / "page.html")
     assert "rows 2" in page.read_text()
 
 
+TWO_RUNS = [{"run": run, "compute": n, "pass_rate": 0.1 * n} for run in ("a", "b") for n in range(6)]
 ARRAYS = ([1, 2, 3], [0.1, 0.2, 0.3])
 
 
@@ -121,7 +136,15 @@ ARRAYS = ([1, 2, 3], [0.1, 0.2, 0.3])
         (lambda: scalerl.forecast(ROWS, target="0.7"), "target must be a number; got '0.7'"),
         (lambda: scalerl.forecast(scalerl.fit(MADE), devices=8), "has been read already; give devices= to scalerl.fit"),
         (lambda: scalerl.advise(ROWS, price=2.0), "a price needs device-hours.*seconds"),
-        (lambda: scalerl.compare([ROWS, ROWS]), "missing a required argument: 'second'"),
+        (lambda: scalerl.compare([ROWS, ROWS]), r"two recipes: compare\(first, second\) or compare\({'base': first"),
+        (lambda: scalerl.compare({"a": MADE}), "two recipes; got a dict of 1: a"),
+        (lambda: scalerl.fit({"a": MADE, "b": MADE}), r"got a dict of 2 runs; .*fit_together\(runs\)"),
+        (lambda: scalerl.fit(TWO_RUNS), "has 2 runs, told apart by the column run: .*choose by run="),
+        (lambda: scalerl.fit(io.StringIO("a,b")), "got an open file; give its path"),
+        (lambda: scalerl.report(MADE, "page.html"), "write output='page.html'"),
+        (lambda: scalerl.resume(), r"missing a required argument: 'path'; it is resume\(path"),
+        (lambda: scalerl.train(steps="many"), "keywords: steps: got 'many'"),
+        (lambda: scalerl.train(model="m", data="p.jsonl", reward=len), "data.reward: got a function; .*import path"),
         (lambda: scalerl.compare(MADE, MADE, names=["a"]), "names must be two names"),
         (lambda: scalerl.compare([], MADE), "at least one run; got none"),
         (lambda: scalerl.frontier([MADE, MADE], {"lr": 1}, 100), "settings must be a list of 2 dicts"),

@@ -5,4 +5,7 @@ from importlib.util import find_spec
 from scalerl.core.errors import ConfigError
 
 if find_spec("httpx") is None:
-    raise ConfigError("placement.engine: 'vllm' needs httpx in this environment: pip install 'scalerl[vllm]'")
+    raise ConfigError(
+        "placement.engine: 'vllm' needs httpx and, unless placement.vllm_python has it, vLLM in this environment: pip "
+        "install 'scalerl[cluster]'"
+    )

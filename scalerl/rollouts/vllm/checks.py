@@ -29,7 +29,7 @@ from scalerl.rollouts.vllm.protocol import (
     experts_of_tokens,
     nuclei_of,
 )
-from scalerl.rollouts.vllm.server import ADAPTERS
+from scalerl.rollouts.vllm.server import ADAPTERS, NO_VLLM
 
 OLDEST, NEWEST = (0, 32), (0, 34)
 """Supported versions of vLLM: at least OLDEST, below NEWEST."""
@@ -154,10 +154,12 @@ def check_version(where: str, got: str) -> None:
     Raises:
         ConfigError: It is not supported.
     """
+    if not got:
+        raise ConfigError(f"vllm: {where} {NO_VLLM}")
     numbers = tuple(int(part) for part in re.findall(r"\d+", got)[:2])
     if not OLDEST <= numbers < NEWEST:
         allowed = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, NEWEST))}"
-        raise ConfigError(f"vllm: {where} runs version {got or 'none'}; allowed: {allowed}; install another vLLM there")
+        raise ConfigError(f"vllm: {where} runs version {got}; allowed: {allowed}; install another vLLM there")
 
 
 def _check_development_mode(address: str, client: httpx.Client) -> None:

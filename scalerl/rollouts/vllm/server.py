@@ -30,6 +30,12 @@ ADAPTERS = "scalerl_adapters"
 EXTENSIONS = {"scalerl_directory": "scalerl_weights.WorkerExtension", ADAPTERS: "scalerl_adapters.WorkerExtension"}
 """Code in INSIDE that the workers load, by backend."""
 
+NO_VLLM = (
+    "has no vLLM; install it there (pip install 'scalerl[cluster]'), or give a Python that has it: "
+    "placement.vllm_python, or --vllm-python of scalerl eval"
+)
+"""What follows the name of such a Python."""
+
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:[A-Z]+ \S+ \S+ \[[^]]*\] )?")
 """Process, level, time and place before vLLM's messages."""
 _ERROR = re.compile(r"(?:[\w./-]+: )?[\w.]*(?:[Ee]rror|Exception)(?:: .|$)")
@@ -157,10 +163,7 @@ class VllmServer:
             limit = f"{self.spec.start_s:g} s (placement.start_timeout_s)"
             raise ConfigError(f"vllm: the server was not ready after {limit}; {last}")
         if "No module named 'vllm'" in death:
-            death = (
-                f"{self.spec.python} has no vLLM; install it there, or give a Python that has it: "
-                "placement.vllm_python, or --vllm-python of scalerl eval"
-            )
+            death = f"{self.spec.python} {NO_VLLM}"
         raise ConfigError(f"vllm: the server did not start: {death}")
 
     def obituary(self) -> str | None:
@@ -189,7 +192,7 @@ class VllmServer:
         """End the server and wait until nothing of it is left."""
         self._port.close()
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or was closed, already
             self._process.stdin.write(b"end\n")  # lets the server shut down before it is killed
             self._process.stdin.close()
         self._process.wait()

@@ -109,7 +109,6 @@ const BLOCKS = {
   verdict: (block) => el("div", { class: "card verdict" }, el("p", { class: "sentence" }, block.sentence),
     (block.legend ?? []).map((one) => el("p", {}, swatch(one.color), one.text)),
     (block.lines ?? []).map((line) => el("p", {}, line)),
-    block.quiet ? el("p", { class: "muted" }, block.quiet) : null,
     warnings(block.notes, "Notes")),
   cards: (block) => el("div", { class: `cards ${block.size}` }, block.cards.map(card)),
   groups: (block) => el("div", { class: "cards groups" }, block.groups.map(group)),
