@@ -1,4 +1,4 @@
-"""A hook of the documentation site: tables from the code, of constants, terms, metrics, trainers, sets, time limits."""
+"""A hook of the documentation site: tables from the code, as of constants, terms, metrics, trainers and time limits."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ TRAINERS_PLACE = "<!-- table of trainers -->"
 
 SETS_PLACE = "<!-- table of sets -->"
 """The line of a page that the table of the public sets of prompts replaces."""
+
+CALLS_PLACE = "<!-- table of calls -->"
+"""The line of a page that the table of the forms of a tool's call replaces."""
 
 LIMITS_PLACE = "<!-- table of time limits -->"
 """The line of a page that the table of the time limits in `scalerl/core/limits.py` replaces."""
@@ -140,6 +143,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace(TRAINERS_PLACE, table(*head, rows=trainers()))
     if SETS_PLACE in markdown:
         markdown = markdown.replace(SETS_PLACE, table("name", "hub id", "prompt, answer", "rows", rows=sets()))
+    if CALLS_PLACE in markdown:
+        from scalerl.tasks.calls import CALL_FORMS
+
+        rows = ((f"`{form.name}`", f"`{form.example}`".replace("\n", "")) for form in CALL_FORMS)
+        markdown = markdown.replace(CALLS_PLACE, table("form", "example of a call", rows=rows))
     if LIMITS_PLACE in markdown:
         markdown = markdown.replace(LIMITS_PLACE, table("name", "seconds", "what it limits", rows=time_limits()))
     return markdown

@@ -12,6 +12,7 @@ from scalerl.config import RunConfig, read_config
 from scalerl.core import limits
 from scalerl.importers import IMPORTERS
 from scalerl.study.plan import read_plan
+from scalerl.tasks.calls import CALL_FORMS
 from scalerl.training.catalog import METRICS
 
 WITHOUT = {"--reuse", "--rates"}
@@ -108,19 +109,20 @@ def test_the_table_of_constants_has_the_value_and_the_meaning_of_each(monkeypatc
     assert "| `counts` | `NO_CLIMB` | `16 of 32` |" in page
 
 
-def test_the_tables_of_metrics_and_trainers_have_a_row_for_each(monkeypatch):
+def test_the_tables_of_metrics_trainers_and_calls_have_a_row_for_each(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import constants
 
     def first_cells(page):
         text = constants.on_page_markdown((ROOT / "docs" / page).read_text())
-        return {cell.strip("`") for cell in re.findall(r"^\| (`[\w-]+`) \|", text, re.M)}
+        return {cell.strip("`") for cell in re.findall(r"^\| (`[\w.-]+`) \|", text, re.M)}
 
     assert set(METRICS) <= first_cells("metrics.md")
     assert {name for name, dialect in IMPORTERS.items() if dialect.source and not dialect.supervised} <= first_cells(
         "importing.md"
     )
     assert {"verl", "trl", "trl-ppo", "slime"} <= first_cells("importing.md")
+    assert {form.name for form in CALL_FORMS} <= first_cells("environments.md")
 
 
 def test_the_table_of_time_limits_has_every_limit_with_its_value_and_meaning(monkeypatch):

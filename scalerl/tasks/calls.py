@@ -187,9 +187,10 @@ CALL_FORMS = (
 )  # fmt: skip
 """The forms in the order in which they are tried, with an example. Some read the forms of several models:
 
-qwen3.5 that of Qwen3-Coder, Nemotron 3 and Seed-OSS, hermes that of Qwen 2.5 and Qwen3, deepseek those of R1, V3 and
-V3.1, invoke those of MiniMax M2 and DeepSeek V3.2, marked-json those of Phi-4, Granite, Nemotron Nano, Command R and
-InternLM, json that of Llama 3.1, pythonic those of LFM2 and Olmo 3, python-list those of Llama 3.2 and Llama 4.
+qwen3.5 that of Qwen3-Coder, Nemotron 3 and Seed-OSS, glm that of GLM-4.5 and later, hermes that of Qwen 2.5 and Qwen3,
+mistral that of its newer tokenizers, deepseek those of R1, V3 and V3.1, invoke those of MiniMax M2 and DeepSeek V3.2,
+marked-json those of Phi-4, Granite, Nemotron Nano, Command R and InternLM, json that of Llama 3.1, pythonic those of
+LFM2 and Olmo 3, python-list those of Llama 3.2 and Llama 4.
 """
 BY_NAME = {form.name: form for form in CALL_FORMS}
 _COMPILED = {form.name: re.compile(form.pattern, re.DOTALL) for form in CALL_FORMS}
