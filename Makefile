@@ -71,10 +71,10 @@ $(VENV_VLLM)/installed:
 $(VENV)/installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another one: make train PYTHON=python3.12")'
 	@test -z "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL" || $(PYTHON) tools/torch_index.py
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing scalerl and the packages of [train,watch,$*] into $(VENV): once, some minutes"
 	@# pip shows bars on a terminal; elsewhere a line every $(LIFE) s says that it works. The loop holds no pipe open.
 	@(n=0; while sleep $(LIFE) > /dev/null 2>&1; do n=$$((n + $(LIFE))); echo "still installing, $$n s"; done) & life=$$!; \
 	  trap "kill $$life 2> /dev/null" EXIT; if test -t 1; then quiet=; kill $$life; else quiet=--quiet; fi; \
 	  $(VENV)/bin/python -m pip install $$quiet --constraint constraints.txt --editable '.[train,watch,$*]'
-	touch $@
+	@touch $@

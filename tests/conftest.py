@@ -70,9 +70,9 @@ def opened(page_file):
 
 @pytest.fixture
 def prompt_file(tmp_path, monkeypatch):
-    """The file p.jsonl with one prompt, in a new current directory."""
+    """The file p.jsonl with 2,000 prompts, in a new current directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "1+{n}", "answer": "{1 + n}"}}\n' for n in range(2000)))
     return tmp_path / "p.jsonl"
 
 
@@ -143,7 +143,7 @@ def no_prospect(monkeypatch):
 @pytest.fixture
 def no_hours(monkeypatch):
     """Dry runs of studies do not simulate how long each of their runs takes."""
-    monkeypatch.setattr("scalerl.cli.study_run._expected_seconds", lambda config: 60.0)
+    monkeypatch.setattr("scalerl.cli.study_run._expected_seconds", lambda *_: 60.0)
 
 
 @pytest.fixture

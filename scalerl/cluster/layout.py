@@ -206,7 +206,7 @@ def size_line(model: SizedModel) -> str:
     """Return a line with the model's size and its source."""
     sizes = model.sizes
     mixture = f", {_count(sizes.matmul_params)} of them used per token" if sizes.experts else ""
-    return f"model: {_count(sizes.params)} parameters{mixture}; sizes from {model.source}"
+    return f"model: {_count(sizes.params)} parameters{mixture}, without norms and biases; sizes from {model.source}"
 
 
 def _count(value: float) -> str:

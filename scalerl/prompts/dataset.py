@@ -315,7 +315,7 @@ def check_enough(of_task: str, prompts: int, held_out: int, left: int, needed: i
         why = f", because the prompts have {texts} different texts, and equal ones stay together"
         allowed = f"fewer, so that one step's {needed} prompts remain, or prompts with more different texts"
     raise ConfigError(
-        f"{of_task}evaluation.prompts: got {held_out} of {prompts} prompts, which leaves {left} for "
+        f"{of_task}evaluation.prompts: got {held_out} of {prompts} prompts, which leaves {max(0, left)} for "
         f"training{why}; allowed: {allowed}"
     )
 

@@ -32,6 +32,7 @@ from scalerl.scaling.forecast import evaluation_text
 from scalerl.scaling.settings import Setting, setting_text
 from scalerl.view.analysis import Analysis, RunAnalysis, analyze
 from scalerl.view.figure import SUPERSCRIPTS, Figure, Json, figure_json, powers_text
+from scalerl.view.following import ENDED, GONE
 from scalerl.view.outlook import Source, curve_of
 from scalerl.view.page_figures import (
     FIGURES,
@@ -42,6 +43,7 @@ from scalerl.view.page_figures import (
     young_figure,
 )
 from scalerl.view.run import FollowedRun
+from scalerl.view.state import ALIVE
 from scalerl.view.study_figures import STUDY_FIGURES
 from scalerl.view.study_results import EFFECTS, NO_DIFFERENCE, ArmResult, StudyResult
 from scalerl.view.study_tables import ESTIMATES, MEANS, predicted_columns
@@ -207,7 +209,7 @@ def run_page(run: FollowedRun, analyses: Analyses, metrics: Sequence[Json]) -> J
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         {"kind": "metrics", "metrics": list(metrics)},
         terms(RUN_TERMS),
-        messages(str(run.path)),
+        messages(str(run.path)) if run.state in ALIVE else None,
         fields("Configuration", "All fields of config.toml", run.config_fields()),
         kind="run",
     )
@@ -388,7 +390,7 @@ def log_page(entry: Json, source: Source | None, analysis: Analysis | str) -> Js
         figures_block("Curves", figures),
         table("The fit in numbers", list(COLUMNS_ALONE), rows),
         fields("The log", "What was read", read),
-        messages(entry["path"]),
+        messages(entry["path"]) if entry["state"] not in (GONE, ENDED) else None,
         terms({}),
         kind="log",
     )

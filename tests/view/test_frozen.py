@@ -10,7 +10,7 @@ from serving import ask, first_event, served
 from watched import HOSTILE, add_steps, write_run
 
 from scalerl.view.analysis import analyze
-from scalerl.view.page import page
+from scalerl.view.page import page, run_page
 from scalerl.view.run import FollowedRun
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
@@ -44,8 +44,16 @@ def test_the_file_and_the_server_have_the_same_page_of_a_run(run, tmp_path, caps
         (state,) = [block for block in made["blocks"] if block["kind"] == "state"]
         made["blocks"].remove(state)
     assert written == live and [block["kind"] for block in live["blocks"]] == [
-        "cards", "figures", "table", "metrics", "terms", "fields", "fields",
+        "cards", "figures", "table", "metrics", "terms", "fields",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "offered"), [("training", True), ("finished", False), ("dead", False)])
+def test_only_the_page_of_a_run_that_trains_offers_commands_that_follow_it(run, state, offered):
+    followed = FollowedRun(run)
+    followed.poll()
+    followed.state = state
+    assert ("scalerl follow" in json.dumps(run_page(followed, {}, []))) is offered
 
 
 @pytest.mark.slow

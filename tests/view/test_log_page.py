@@ -53,6 +53,9 @@ def test_the_page_shows_the_forecast_in_the_units_of_the_metric_and_what_was_rea
     assert message["fields"]["a fall"] == f'scalerl follow {page["subtitle"]} --until "falling" && COMMAND'
     assert read["about"] == "What was read" and read["fields"]["metric"].startswith("reward: training reward")
     assert "pass rate" not in texts(page)
+    path.unlink()
+    log.look()
+    assert "scalerl follow" not in texts(page_of(log))  # there is nothing left to follow
 
 
 def test_the_page_says_how_far_the_conditions_are(tmp_path):
