@@ -35,7 +35,7 @@ CASES = [
     ("uvicorn", lambda place: run_watch([]), "scalerl[watch]"),
     ("plotly.offline", lambda place: plotly_script(), "scalerl[report]"),
     ("ray", lambda place: RayWorkers("local", 1, 1.0, 0.0), "scalerl[ray]"),
-    ("httpx", lambda place: importlib.import_module("scalerl.rollouts.vllm"), "scalerl[vllm]"),
+    ("httpx", lambda place: importlib.import_module("scalerl.rollouts.vllm"), "scalerl[cluster]"),
     ("verifiers", lambda place: environment_rows(EnvironmentTask(environment="any"), 1), "verifiers>="),
     ("mlflow", lambda place: makers_of(read_config(None, {"loggers": ["mlflow"]}).loggers), "scalerl[mlflow]"),
     (EVENTS, lambda place: read(place / "a.tfevents"), "tensorboard"),

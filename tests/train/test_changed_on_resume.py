@@ -75,8 +75,8 @@ def test_a_change_that_is_not_allowed_is_explained_with_its_fields(run, words, c
 def test_a_change_of_one_of_several_tasks_has_the_name_of_the_task(run):
     two = replace(LAB, data=(LAB.data[0], ProgramsTask(name="lines")))
     three = replace(two, data=(*two.data, ProgramsTask(name="more")))
-    assert config_changes(two, replace(two, data=(LAB.data[0], ProgramsTask(name="lines", prompts=3)))) == [
-        "data.lines.prompts = 3 (was 4096)"
+    assert config_changes(two, replace(two, data=(LAB.data[0], ProgramsTask(name="lines", prompts=30)))) == [
+        "data.lines.prompts = 30 (was 4096)"
     ]
     assert config_changes(two, three)[0] == "data = 'arithmetic, lines, more' (was 'arithmetic, lines')"
     assert config_changes(LAB, LAB) == []
