@@ -25,7 +25,6 @@ from scalerl.scaling.curve import LogChoices, ReadOptions, checked_bounds
 from scalerl.scaling.sampling import MIN_POINTS
 from scalerl.tables.errors import LogError
 from scalerl.tables.forms import read_table
-from scalerl.tables.grids import RUN
 from scalerl.tables.names import AXES, METRIC_COLUMNS
 from scalerl.types import EvalPoint
 
@@ -361,7 +360,7 @@ def _read(run: Any, name: str, options: ReadOptions) -> Source:
         options = {**options, "compute": options.get("compute") or info.axis}
         if options.get("task") is None and len(info.tasks) == 1:
             options["task"] = next(iter(info.tasks))  # the others are evaluation suites
-    guessed = choices_made(options)
+    guessed = choices_made({**options, "run": None})
     if is_path(run):
         table = read_table(path / POINTS if info is not None else path, points=not guessed)
     else:
@@ -371,16 +370,31 @@ def _read(run: Any, name: str, options: ReadOptions) -> Source:
         table = table_from(rows if isinstance(rows, list) else run, name)  # `rows` of what `importers.read` returned
     if table.points and options.get("metric") == METRIC_COLUMNS[0]:  # which is read without its name too
         options = {**options, "metric": None}
-        guessed = choices_made(options)
-    if RUN in table.words and not guessed:
-        from scalerl.importers.runs import of_run
-
-        of_run(table, None)  # raises for several runs, whose points would be averaged
+        guessed = choices_made({**options, "run": None})
+    if table.points and info is None and not guessed:
+        table, options = _one_run(table, options.get("compute"), options.get("run")), {**options, "run": None}
     if guessed or not table.points:
         from scalerl.importers.points import of_tables  # a fit of points does not load what guesses
 
         log = of_tables([table], paths=[path], **import_options(options))
     return source_of(table, log, path, name, options, info)
+
+
+def _one_run(table: Table, axis: str | None, run: str | None) -> Table:
+    """Return the points of one run; those of several at one compute would be averaged.
+
+    Raises:
+        CurveError: There are several runs and none was chosen; the message has their names and what tells them apart.
+    """
+    compute = table.column(axis or next(name for name in AXES if name in table.names))
+    metric = next(name for name in METRIC_COLUMNS if name in table.names)
+    picked = np.flatnonzero(np.isfinite(compute) & np.isfinite(table.column(metric)))
+    if run is None and ("task" in table.words or len(np.unique(compute[picked])) == len(picked)):
+        return table
+    from scalerl.importers.runs import rows_of_run  # a fit of points does not load what guesses
+
+    rows = rows_of_run(table, metric, picked, compute, run)
+    return table if rows is None else table.select(rows)
 
 
 def source_of(

@@ -196,3 +196,18 @@ def test_no_habit_is_a_name_that_the_record_has():
     for name, kind in records.items():
         words = [word for names in HABITS[name] for word in names.split()]
         assert not {*words} & {*dir(kind), *kind.__dataclass_fields__} and len(words) == len({*words})
+
+
+@pytest.mark.parametrize("column", ["seed", "recipe", None])
+def test_points_of_two_runs_are_never_averaged(column):
+    step = np.arange(0.0, 200.0, 10.0)
+    levels = {"0": 0.2 + 0.4 * step / (step + 60.0), "1": 0.2 + 0.6 * step / (step + 60.0)}
+    rows = [
+        {"step": x, "pass_rate": level, **({column: name} if column else {})}
+        for name, level_K in levels.items()
+        for x, level in zip(step, level_K, strict=True)
+    ]
+    with pytest.raises(CurveError, match=f"2 runs, told apart by {f'the column {column}' if column else 'restarts'}"):
+        scalerl.fit(rows)
+    one = scalerl.fit(rows, run="1" if column else "2")
+    assert one.curve.metric[-1] == levels["1"][-1] and len(one.curve) == len(step)
