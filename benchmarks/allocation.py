@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from allocation_simulation import POINTS, SETTINGS, Study, study
 
-from scalerl.scaling import Fit, fit
-from scalerl.study.allocate import allocate
-from scalerl.study.execute import ALLOCATIONS
+from scalerl.reading.curves import Fit, fit
+from scalerl.training.study.allocate import allocate
+from scalerl.training.study.execute import ALLOCATIONS
 
 SLICES = 8
 """Number of equal parts of a whole run, in which compute is counted."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.scaling import Curve, sigmoid
+from scalerl.reading.curves import Curve, sigmoid
 
 POINTS = 41
 MIDPOINTS = (1 / 16, 1 / 4)

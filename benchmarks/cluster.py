@@ -91,9 +91,9 @@ def transfers(channel: Any, receive: Callable[[int], float]) -> list[tuple[float
 
 def by_process(kind: str) -> list[tuple[float, float]]:
     """Return (send, receive) seconds to a child process."""
-    from scalerl.models.weights import WeightLayout
-    from scalerl.rollouts.directory import DirectoryChannel
-    from scalerl.rollouts.shared_memory import SharedMemoryChannel
+    from scalerl.training.engines.directory import DirectoryChannel
+    from scalerl.training.engines.shared_memory import SharedMemoryChannel
+    from scalerl.training.models.weights import WeightLayout
 
     with tempfile.TemporaryDirectory() as scratch:
         shared = SharedMemoryChannel(WeightLayout.of(weights())) if kind == "shared" else None

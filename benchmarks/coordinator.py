@@ -24,18 +24,18 @@ from typing import Any
 
 from work import machine
 
-from scalerl.cluster.measured import lognormal
-from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, by_key
-from scalerl.cluster.simulation import SimulatedTrainer, simulate_run
-from scalerl.cluster.speed import Speeds
-from scalerl.config.base import replace
-from scalerl.config.length import NoLengthControl
-from scalerl.config.presets import LAB
-from scalerl.config.recipe import PipelineRL
-from scalerl.config.run import RunConfig
-from scalerl.placement.sizes import RunSizes
-from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.schedule import first_visits, schedule_of
+from scalerl.training.config.base import replace
+from scalerl.training.config.length import NoLengthControl
+from scalerl.training.config.presets import LAB
+from scalerl.training.config.recipe import PipelineRL
+from scalerl.training.config.run import RunConfig
+from scalerl.training.engines.coordinator import Coordinator
+from scalerl.training.engines.schedule import first_visits, schedule_of
+from scalerl.training.machines.measured import lognormal
+from scalerl.training.machines.simulated_engine import Clock, ExactSimulatedEngine, by_key
+from scalerl.training.machines.simulation import SimulatedTrainer, simulate_run
+from scalerl.training.machines.speed import Speeds
+from scalerl.training.placement.sizes import RunSizes
 
 ENGINES, SLOTS, GROUP, MAX_LAG, MEAN = 64, 256, 16, 8, 100
 BATCH = ENGINES * SLOTS // GROUP

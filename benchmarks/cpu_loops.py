@@ -109,14 +109,14 @@ class Way:
         import torch
         from work import random_qwen3
 
-        from scalerl.config.recipe import Recipe
-        from scalerl.learner.single import SingleLearner
-        from scalerl.models.cpu import loops as in_c
-        from scalerl.models.cpu import onednn as products
-        from scalerl.models.policy import Policy
-        from scalerl.rollouts.engine import Sampling
-        from scalerl.rollouts.interrupt import NEVER, LengthRule
-        from scalerl.rollouts.local.torch_engine import torch_engine
+        from scalerl.training.config.recipe import Recipe
+        from scalerl.training.engines.engine import Sampling
+        from scalerl.training.engines.interrupt import NEVER, LengthRule
+        from scalerl.training.engines.local.torch_engine import torch_engine
+        from scalerl.training.learner.single import SingleLearner
+        from scalerl.training.models.cpu import loops as in_c
+        from scalerl.training.models.cpu import onednn as products
+        from scalerl.training.models.policy import Policy
 
         def nothing(model: Any) -> None:
             pass
@@ -156,8 +156,8 @@ class Way:
         import numpy as np
 
         from scalerl.core.rng import stream_key
-        from scalerl.rollouts.engine import Request, step
-        from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
+        from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
+        from scalerl.training.engines.engine import Request, step
 
         rng = np.random.default_rng(self.steps)
         prompts = [tuple(rng.integers(2, 512, PROMPT).tolist()) for _ in range(PROMPTS)]
@@ -179,9 +179,9 @@ class Way:
 
     def update(self, groups: list[Any]) -> None:
         """Make one update, and give the engine the new weights."""
-        from scalerl.learn.advantages import advantages
-        from scalerl.learn.aggregate import token_weights
-        from scalerl.learner.batch import StepSettings, TrainBatch, collate
+        from scalerl.training.learner.batch import StepSettings, TrainBatch, collate
+        from scalerl.training.recipe.advantages import advantages
+        from scalerl.training.recipe.aggregate import token_weights
 
         rollouts = collate(groups)
         advantages_B = advantages("batch", rollouts.rewards_PG[:, None], rollouts.counted_PG[:, None]).view(-1)
@@ -203,8 +203,8 @@ def compile_layers(model: Any, onednn: bool) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from scalerl.models.policy import decoder_layers
-    from scalerl.models.torch_compile import compiled
+    from scalerl.training.models.policy import decoder_layers
+    from scalerl.training.models.torch_compile import compiled
 
     kind = model.config._attn_implementation
     outside = f"{kind}_outside"

@@ -29,7 +29,7 @@ import numpy as np
 import real_curves
 import scaling_simulation as simulation
 
-from scalerl.scaling import BASELINES, Curve, CurveError, Forecast, advise, fit, forecast
+from scalerl.reading.curves import BASELINES, Curve, CurveError, Forecast, advise, fit, forecast
 
 MIN_GAIN = 0.02
 """Gain that is worth twice the compute, as a share of the metric's range."""

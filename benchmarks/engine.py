@@ -38,7 +38,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     from work import machine, random_qwen3
 
-    from scalerl.models.policy import Policy
+    from scalerl.training.models.policy import Policy
 
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     plain = random_qwen3(options.size).to(options.device, dtype)
@@ -104,9 +104,9 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
     import numpy as np
 
     from scalerl.core.rng import stream_key
-    from scalerl.rollouts.engine import Request, Sampling, step
-    from scalerl.rollouts.interrupt import NEVER, LengthRule
-    from scalerl.rollouts.local.torch_engine import torch_engine
+    from scalerl.training.engines.engine import Request, Sampling, step
+    from scalerl.training.engines.interrupt import NEVER, LengthRule
+    from scalerl.training.engines.local.torch_engine import torch_engine
 
     rule, sampling = LengthRule(None, NEVER, NEW), Sampling(stop=stop)
     made = torch_engine(policy, slots=SEQUENCES, prompt_tokens=PROMPT, rule=rule, sampling=sampling)
@@ -126,7 +126,7 @@ def swap(policy: Any) -> float:
     """Measure the milliseconds of one weight swap, from a flat block as in shared memory."""
     import torch
 
-    from scalerl.models.weights import WeightLayout
+    from scalerl.training.models.weights import WeightLayout
 
     layout = WeightLayout.of(policy.weights())
     views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))

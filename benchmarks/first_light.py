@@ -19,7 +19,7 @@ from typing import Any
 
 from work import rows, train
 
-from scalerl.scaling import Curve, fit
+from scalerl.reading.curves import Curve, fit
 
 
 def measure(seed: int, directory: Path, extra: list[str]) -> dict[str, Any]:

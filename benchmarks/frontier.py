@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scalerl.scaling import Curve, fit, frontier, sigmoid
-from scalerl.scaling.pool import levels, pooled, smoothed
+from scalerl.reading.curves import Curve, fit, frontier, sigmoid
+from scalerl.reading.curves.pool import levels, pooled, smoothed
 
 SIZES, BATCHES, BUDGET, POINTS = (1, 2, 4, 8, 16), (1, 2, 4), 4.0, 31
 ALL = [{"size": float(s), "batch": float(b)} for s, b in product(SIZES, BATCHES)]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scalerl.scaling import Curve, fit, frontier
-from scalerl.scaling.pool import EDGE, levels, likelihood, logit, pooled
-from scalerl.study.directory import StudyDirectory
+from scalerl.reading.curves import Curve, fit, frontier
+from scalerl.reading.curves.pool import EDGE, levels, likelihood, logit, pooled
+from scalerl.training.study.directory import StudyDirectory
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = ("model.width", "recipe.prompts_per_step", "recipe.generations_per_prompt")

@@ -303,7 +303,8 @@ MODULES = [
     "vllm.model_executor.models.qwen3", "vllm.model_executor.models.qwen3_moe", "vllm.lora.worker_manager",
     "vllm.model_executor.layers.quantization.online.base", "vllm.entrypoints.serve.instrumentator.metrics",
     "model_hosting_container_standards.sagemaker", "trl.trainer.grpo_trainer", "trl.generation.vllm_generation",
-    "datasets", "scalerl.cli", "scalerl.training.run", "scalerl.rollouts.vllm.launch", "scalerl.learner.single",
+    "datasets", "scalerl.cli", "scalerl.training.loop.run", "scalerl.training.engines.vllm.launch",
+    "scalerl.training.learner.single",
     "math_verify", "pint", "pyseccomp",
 ]  # fmt: skip
 """What a server, its worker, TRL's trainer and a run import, some of it only when they start."""

@@ -438,7 +438,7 @@ def prepare(size: str) -> tuple[Work, Path]:
 
 def imports() -> None:
     """Measure the imports of everything that a start waits for, each in a new process and twice."""
-    names = "torch transformers scalerl.training.run trl.trainer.grpo_trainer vllm.entrypoints.openai.api_server"
+    names = "torch transformers scalerl.training.loop.run trl.trainer.grpo_trainer vllm.entrypoints.openai.api_server"
     for name in names.split():
         for when in ("first", "again") if find_spec(name.partition(".")[0]) else ():
             began = time.monotonic()
@@ -497,12 +497,12 @@ def one_update(size: str, recomputing: bool) -> dict[str, float]:
     from packing import batch_of
     from work import random_qwen3
 
-    from scalerl.cluster.memory import trainer_memory
-    from scalerl.cluster.speed import GPUS
-    from scalerl.config.recipe import Recipe
-    from scalerl.learner.policy_learner import batch_flops
-    from scalerl.learner.single import SingleLearner
-    from scalerl.models.policy import Policy
+    from scalerl.training.config.recipe import Recipe
+    from scalerl.training.learner.policy_learner import batch_flops
+    from scalerl.training.learner.single import SingleLearner
+    from scalerl.training.machines.memory import trainer_memory
+    from scalerl.training.machines.speed import GPUS
+    from scalerl.training.models.policy import Policy
 
     total, longest, device, dtype = 65_536, 4096, "cuda", torch.bfloat16
     if TINY:

@@ -70,7 +70,7 @@ def _status(name: str) -> float:
 
 def frontier_runs(runs: int, meter: Meter, place: Path, per_setting: int = 5) -> None:
     """A frontier of runs, five of each setting."""
-    from scalerl.scaling import Curve, fit, frontier, sigmoid
+    from scalerl.reading.curves import Curve, fit, frontier, sigmoid
 
     kinds = 20
     rng, fits, settings = np.random.default_rng(0), [], []
@@ -104,9 +104,9 @@ def prefill(lengths: Sequence[int], meter: Meter) -> None:
     import torch
     from work import random_qwen3
 
-    from scalerl.models.policy import Policy
-    from scalerl.rollouts.engine import Sampling
-    from scalerl.rollouts.local.torch_engine import TorchDecoder
+    from scalerl.training.engines.engine import Sampling
+    from scalerl.training.engines.local.torch_engine import TorchDecoder
+    from scalerl.training.models.policy import Policy
 
     torch.set_num_threads(1)
     policy = Policy(random_qwen3("165k"))
@@ -122,7 +122,7 @@ def backtest(evaluations: int, meter: Meter, place: Path) -> None:
     """A backtest of a run with many evaluations."""
     from simulated_runs import run
 
-    from scalerl.scaling import backtest
+    from scalerl.reading.curves import backtest
 
     curve = run(points=evaluations)
     with meter.measured():
@@ -131,8 +131,8 @@ def backtest(evaluations: int, meter: Meter, place: Path) -> None:
 
 def plan(arms: int, meter: Meter, place: Path) -> None:
     """A check of the plan of a study, which every look at the study makes."""
-    from scalerl.config import LAB
-    from scalerl.study.plan import Arm, Plan, checked_plan
+    from scalerl.training.config import LAB
+    from scalerl.training.study.plan import Arm, Plan, checked_plan
 
     rates = [1e-4 * (1 + i / arms) for i in range(arms)]
     made = Plan(
@@ -153,11 +153,11 @@ def evaluation(rollouts: int, meter: Meter, place: Path) -> None:
     """An evaluation over scripted engines, from the request to the scores."""
     from scripted_worker import NumberChannel, Scored, ScriptedSpec, weights
 
-    from scalerl.config.recipe import PipelineRL
-    from scalerl.rollouts.pipeline import Pipeline
-    from scalerl.training.evaluation import Points
-    from scalerl.training.evaluator import HeldOut, Snapshot
-    from scalerl.types import Prompt, Visit
+    from scalerl.core.types import Prompt, Visit
+    from scalerl.training.config.recipe import PipelineRL
+    from scalerl.training.engines.pipeline import Pipeline
+    from scalerl.training.loop.evaluation import Points
+    from scalerl.training.loop.evaluator import HeldOut, Snapshot
 
     visits = [Visit(Prompt(f"{i:016x}", "", (1, 2, 3), "", "test"), 0, i) for i in range(rollouts // 8)]
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2)), NumberChannel(), Scored)
@@ -179,13 +179,13 @@ def prompts(rows: int, meter: Meter, place: Path) -> None:
     from tokenizers.trainers import BpeTrainer
     from transformers import PreTrainedTokenizerFast
 
-    from scalerl.config.data import PromptFile
-    from scalerl.config.model import HuggingFaceModel
-    from scalerl.config.run import RunConfig
-    from scalerl.learner.checkpoint import save_state
-    from scalerl.prompts.curriculum import Curriculum
-    from scalerl.prompts.dataset import load_prompts
-    from scalerl.training.inputs import prompt_inputs
+    from scalerl.training.config.data import PromptFile
+    from scalerl.training.config.model import HuggingFaceModel
+    from scalerl.training.config.run import RunConfig
+    from scalerl.training.learner.checkpoint import save_state
+    from scalerl.training.loop.inputs import prompt_inputs
+    from scalerl.training.prompts.curriculum import Curriculum
+    from scalerl.training.prompts.dataset import load_prompts
 
     words, rng = np.array(["apple", "tree", "number", "seven", "how", "many"]), np.random.default_rng(0)
     texts = [" ".join(words[row]) for row in rng.integers(0, len(words), (min(rows, 1000), 30))]
@@ -222,11 +222,11 @@ def step_evaluations(evaluations: int, meter: Meter, place: Path) -> None:
 
     from rich.console import Console
 
-    from scalerl.config import LAB
-    from scalerl.training.display import RunDisplay
-    from scalerl.training.records import Records
-    from scalerl.training.warnings import RunWarnings
-    from scalerl.types import EvalPoint
+    from scalerl.core.types import EvalPoint
+    from scalerl.training.config import LAB
+    from scalerl.training.loop.display import RunDisplay
+    from scalerl.training.loop.records import Records
+    from scalerl.training.loop.warnings import RunWarnings
 
     def point(i: int) -> EvalPoint:
         rate = 0.2 + 0.4 * i / (i + evaluations / 4)
@@ -246,8 +246,8 @@ def step_evaluations(evaluations: int, meter: Meter, place: Path) -> None:
 
 def step_retired(retired: int, meter: Meter, place: Path) -> None:
     """Draws of a mixture most of whose prompts are retired: 200 steps of 16 prompts."""
-    from scalerl.prompts.curriculum import Curriculum, Mixture
-    from scalerl.types import Prompt
+    from scalerl.core.types import Prompt
+    from scalerl.training.prompts.curriculum import Curriculum, Mixture
 
     parts = {}
     for task in ("a", "b"):
@@ -270,7 +270,7 @@ def watch(runs: int, meter: Meter, place: Path) -> None:
     from watched import write_run
 
     from scalerl.cli.main import main
-    from scalerl.view.watcher import POLL_S, Watcher
+    from scalerl.reading.pages.watcher import POLL_S, Watcher
 
     template = write_run(place / "template", rows=60, points=12, steps=60)
     for number in range(runs):
@@ -292,7 +292,7 @@ def watch(runs: int, meter: Meter, place: Path) -> None:
 
 def imports(rows: int, meter: Meter, place: Path) -> None:
     """A log whose counter resets at every 100th row, and repeats half of its steps."""
-    from scalerl.importers.join import continued_rows, spent_by_counter
+    from scalerl.reading.logs.join import continued_rows, spent_by_counter
 
     numbers = np.arange(rows)
     steps = (numbers % 100 + 50 * (numbers // 100) + 1).astype(float)
@@ -305,7 +305,7 @@ def packing(sequences: int, meter: Meter, place: Path) -> None:
     """One layer's attention of many short sequences in a row."""
     import torch
 
-    from scalerl.models.packing import Segments
+    from scalerl.training.models.packing import Segments
 
     torch.set_num_threads(1)
     lengths = [16 - i * 8 // sequences for i in range(sequences)]
@@ -318,7 +318,7 @@ def shared_prompts(tokens: int, meter: Meter, place: Path) -> None:
     """One layer's attention of two long completions of a prompt; its work grows with the square, memory must not."""
     import torch
 
-    from scalerl.models.prefix import SharedPrompts
+    from scalerl.training.models.prefix import SharedPrompts
 
     torch.set_num_threads(1)
     lengths, prompt = torch.tensor([tokens + 100, tokens + 100]), torch.tensor([100, 100])

@@ -28,16 +28,16 @@ import runs
 from agent_parts import Told, settings, tokenizer, user
 from tiny_models import tiny_model
 
-from scalerl.models.policy import Policy
-from scalerl.models.text import TokenText
-from scalerl.rollouts.agents.conversations import Conversations
-from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
-from scalerl.rollouts.agents.protocol import CHAT, read_request
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
-from scalerl.rollouts.replay import check_current
-from scalerl.types import AGENT, Prompt
+from scalerl.core.types import AGENT, Prompt
+from scalerl.training.engines.agents.conversations import Conversations
+from scalerl.training.engines.agents.engine import AgentEngine, Endpoints
+from scalerl.training.engines.agents.protocol import CHAT, read_request
+from scalerl.training.engines.engine import Request, Sampling
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local.torch_engine import torch_engine
+from scalerl.training.engines.replay import check_current
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.text import TokenText
 
 PROGRAMS = Path(__file__).parent / "agents"
 PUBLIC = ("smol", "smol_code", "openai_sdk", "pydantic_agent")

@@ -45,7 +45,7 @@ def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the peak above weights and hidden states in MB, and the time in seconds; runs in a separate process."""
     import torch
 
-    from scalerl.models.head import token_logprobs
+    from scalerl.training.models.head import token_logprobs
 
     torch.set_num_threads(options.threads)
     draw = torch.Generator().manual_seed(0)

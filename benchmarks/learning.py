@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from scalerl.config import QUICK, HuggingFaceModel, RunConfig
-from scalerl.config.base import replace
+from scalerl.training.config import QUICK, HuggingFaceModel, RunConfig
+from scalerl.training.config.base import replace
 
 LEVELS = (0.6, 0.75)
 """Pass rates to which rollouts, CPU time and time are compared."""
@@ -41,7 +41,7 @@ def reached(rows: Sequence[Mapping[str, Any]], level: float, value: str = "step"
 
 def start(report: Any = None) -> Path:
     """Return the directory of the lab's warm-started model; the first call makes it (2 minutes)."""
-    from scalerl.training.warm_start import warm_start, warm_start_directory
+    from scalerl.training.loop.warm_start import warm_start, warm_start_directory
 
     directory = warm_start_directory(QUICK.model, QUICK.data)
     return warm_start(QUICK.model, QUICK.data, directory, report or (lambda row: None))
@@ -49,15 +49,15 @@ def start(report: Any = None) -> Path:
 
 def config_of(model: Path) -> RunConfig:
     """Return the configuration of an evaluation on this machine."""
-    from scalerl.training.resolve import resolve_hardware
+    from scalerl.training.loop.resolve import resolve_hardware
 
     return replace(QUICK, model=HuggingFaceModel(path=str(model)), hardware=resolve_hardware(QUICK.hardware))
 
 
 def save_prompts(model: Path, to: Path) -> None:
     """Write the lab's training prompts with their reference answers."""
-    from scalerl.models.loading import load_tokenizer
-    from scalerl.prompts.dataset import load_prompts
+    from scalerl.training.models.loading import load_tokenizer
+    from scalerl.training.prompts.dataset import load_prompts
 
     config, tokenizer = config_of(model), load_tokenizer(str(model), "main")
     prompts = load_prompts(config, tokenizer).training
@@ -69,7 +69,7 @@ class Evaluation:
 
     def __init__(self, model: Path, scratch: Path) -> None:
         """Load the tokenizer and a policy whose weights are replaced at each evaluation."""
-        from scalerl.training.suites import SuiteEvaluator
+        from scalerl.training.loop.suites import SuiteEvaluator
 
         self.config, self._scratch = config_of(model), scratch
         threads = torch.get_num_threads()

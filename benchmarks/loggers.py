@@ -19,15 +19,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from scalerl.config import read_config
-from scalerl.config.overrides import plain_values
-from scalerl.loggers import follow
-from scalerl.loggers.base import makers_of
-from scalerl.loggers.follow import Followers
-from scalerl.scaling import CurveError
-from scalerl.training.run_info import default_axis, run_info
-from scalerl.types import EvalPoint
-from scalerl.view.outlook import run_outlook
+from scalerl.core.types import EvalPoint
+from scalerl.reading.curves import CurveError
+from scalerl.reading.pages.outlook import run_outlook
+from scalerl.training.config import read_config
+from scalerl.training.config.overrides import plain_values
+from scalerl.training.loop.run_info import default_axis, run_info
+from scalerl.training.trackers import follow
+from scalerl.training.trackers.base import makers_of
+from scalerl.training.trackers.follow import Followers
 
 COLUMNS, CHANGING = 39, 27
 """Columns of a row of metrics.jsonl, and how many of them change from row to row in a run of the lab (26.4)."""

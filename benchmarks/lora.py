@@ -31,13 +31,13 @@ def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from scalerl.config import Lora
-    from scalerl.config.recipe import AdamW, Recipe, Reinforce
-    from scalerl.learner.batch import RolloutTensors, TrainBatch
-    from scalerl.learner.policy_learner import batch_flops
-    from scalerl.learner.single import SingleLearner
-    from scalerl.models.lora import LoraPolicy
-    from scalerl.models.policy import Policy
+    from scalerl.training.config import Lora
+    from scalerl.training.config.recipe import AdamW, Recipe, Reinforce
+    from scalerl.training.learner.batch import RolloutTensors, TrainBatch
+    from scalerl.training.learner.policy_learner import batch_flops
+    from scalerl.training.learner.single import SingleLearner
+    from scalerl.training.models.lora import LoraPolicy
+    from scalerl.training.models.policy import Policy
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.head import HeadRule
-from scalerl.models.routing import GivenTopK, routers_of
-from scalerl.rollouts.custom import EngineParts
-from scalerl.rollouts.engine import Engine
+from scalerl.training.engines.custom import EngineParts
+from scalerl.training.engines.engine import Engine
+from scalerl.training.models.head import HeadRule
+from scalerl.training.models.routing import GivenTopK, routers_of
 
 
 def rounded(weight: Tensor, bits: int) -> Tensor:

@@ -21,10 +21,10 @@ from ranks import MODELS, model_at
 from torch import Tensor
 from work import machine
 
-from scalerl.config.recipe import Recipe
-from scalerl.learner.batch import RolloutTensors, TrainBatch
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import load_policy
+from scalerl.training.config.recipe import Recipe
+from scalerl.training.learner.batch import RolloutTensors, TrainBatch
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.policy import load_policy
 
 SPREADS = ("equal", "uniform", "long-tailed")
 BUDGETS = (2048, 16_384)

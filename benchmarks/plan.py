@@ -21,11 +21,11 @@ from typing import Any
 
 from work import QUIET, machine, train
 
-from scalerl.cluster.measured import Measured, generator_seconds, measure, read_run
-from scalerl.cluster.plan import SpeedInputs, lengths_of, simulate
-from scalerl.cluster.speed import GPUS, Assumptions
-from scalerl.config.base import replace
-from scalerl.placement.sizes import RunSizes
+from scalerl.training.config.base import replace
+from scalerl.training.machines.measured import Measured, generator_seconds, measure, read_run
+from scalerl.training.machines.plan import SpeedInputs, lengths_of, simulate
+from scalerl.training.machines.speed import GPUS, Assumptions
+from scalerl.training.placement.sizes import RunSizes
 
 SETTINGS = {
     "default": [],
@@ -100,8 +100,8 @@ def planned(path: Path, sources: list[Path]) -> dict[str, float]:
 
 def speed() -> dict[str, float]:
     """Return the CPU seconds of plans of 64 and 512 engines of 64 slots."""
-    from scalerl.config import PRESETS, HuggingFaceModel
-    from scalerl.config.data import PromptFile
+    from scalerl.training.config import PRESETS, HuggingFaceModel
+    from scalerl.training.config.data import PromptFile
 
     out = {}
     for engines, prompts in ((64, 256), (512, 320), (512, 2048)):

@@ -25,13 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.placement import Sandbox
-from scalerl.tasks.code import ProgramJudge
-from scalerl.tasks.code_answer import with_prompt
-from scalerl.tasks.code_tests import Calls, Checks, InputOutput, Tests, read_tests
-from scalerl.tasks.sandbox.box import BoxEnded, BoxLate
-from scalerl.tasks.sandbox.detect import offer
-from scalerl.tasks.sandbox.guest.plain import dumps, loads
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.rewards.code import ProgramJudge
+from scalerl.training.rewards.code_answer import with_prompt
+from scalerl.training.rewards.code_tests import Calls, Checks, InputOutput, Tests, read_tests
+from scalerl.training.rewards.sandbox.box import BoxEnded, BoxLate
+from scalerl.training.rewards.sandbox.detect import offer
+from scalerl.training.rewards.sandbox.guest.plain import dumps, loads
 
 SPEED: dict[str, tuple[str, Tests]] = {
     "one input": ("print(sum(map(int, input().split())))", InputOutput(("3 4\n",), ("7\n",))),

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.run import Hardware, LearnerSettings, Placement
-from scalerl.learner.base import LearnerSpec
-from scalerl.learner.batch import RolloutTensors, TrainBatch
-from scalerl.learner.rank_processes import RankProcesses
-from scalerl.learner.ranks import LearnerGroup
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import load_policy
-from scalerl.placement.choices import policy_spec
+from scalerl.training.config import HuggingFaceModel, RunConfig
+from scalerl.training.config.run import Hardware, LearnerSettings, Placement
+from scalerl.training.learner.base import LearnerSpec
+from scalerl.training.learner.batch import RolloutTensors, TrainBatch
+from scalerl.training.learner.rank_processes import RankProcesses
+from scalerl.training.learner.ranks import LearnerGroup
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.policy import load_policy
+from scalerl.training.placement.choices import policy_spec
 
 MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lab (136k)": ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}, 256, 80),

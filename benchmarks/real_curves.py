@@ -1,4 +1,4 @@
-"""Scores the forecasts of `scalerl.scaling` on the curves of real runs, and compares them with naive forecasts.
+"""Scores the forecasts of `scalerl.reading.curves` on the curves of real runs, and compares them with naive forecasts.
 
     python benchmarks/real_curves.py runs.csv                                # the tables
     python benchmarks/real_curves.py runs.csv --json out.json --plot out.png # also as JSON, with a calibration plot
@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.scaling import BASELINES, Curve, CurveError, advise, fit
-from scalerl.scaling.health import rolling_mean
-from scalerl.scaling.stop import judge, stop_rule
+from scalerl.reading.curves import BASELINES, Curve, CurveError, advise, fit
+from scalerl.reading.curves.health import rolling_mean
+from scalerl.reading.curves.stop import judge, stop_rule
 
 FRACTIONS = (0.3, 0.5, 0.7)
 FALLEN = 0.1

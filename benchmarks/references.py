@@ -10,11 +10,11 @@ import time
 from itertools import combinations
 from pathlib import Path
 
-from scalerl.config import Scoring
-from scalerl.prompts.layouts import after_hashes
-from scalerl.tasks import math
-from scalerl.tasks.equality import judge
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import Scoring
+from scalerl.training.prompts.layouts import after_hashes
+from scalerl.training.rewards import math
+from scalerl.training.rewards.equality import judge
 
 WIDE = str.maketrans("0123456789.-", "０１２３４５６７８９．－")
 

@@ -12,11 +12,11 @@ import argparse
 import json
 from pathlib import Path
 
-from scalerl.cluster.layout import lay_out, planned
-from scalerl.cluster.rehearsal import rehearse
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
-from scalerl.placement.sizes import RunSizes
+from scalerl.training.config import read_config
+from scalerl.training.machines.layout import lay_out, planned
+from scalerl.training.machines.rehearsal import rehearse
+from scalerl.training.placement.sizes import RunSizes
 
 
 def main() -> None:

@@ -31,16 +31,16 @@ from typing import Any
 import numpy as np
 import work
 
-from scalerl.config.overrides import to_toml
 from scalerl.core.rows import read_rows
 from scalerl.core.run_files import RunKey
-from scalerl.scaling import Curve, Estimate, fit, paper_fit
-from scalerl.scaling.backtesting import rmse, split_at
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import plan_toml
-from scalerl.training.run_info import run_info
-from scalerl.view.study import LAST_POINTS, study_results
-from scalerl.view.study_results import METRICS, ArmResult
+from scalerl.reading.curves import Curve, Estimate, fit, paper_fit
+from scalerl.reading.curves.backtesting import rmse, split_at
+from scalerl.reading.pages.study import LAST_POINTS, study_results
+from scalerl.reading.pages.study_results import METRICS, ArmResult
+from scalerl.training.config.overrides import to_toml
+from scalerl.training.loop.run_info import run_info
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.plan import plan_toml
 
 RESULTS = Path(__file__).parent / "results" / "replication"
 

@@ -1,4 +1,4 @@
-"""Measures accuracy, coverage and speed of `scalerl.scaling`, on simulated runs with known truth.
+"""Measures accuracy, coverage and speed of `scalerl.reading.curves`, on simulated runs with known truth.
 
     python benchmarks/scaling_accuracy.py                        # every section, 400 curves per cell (about 40 minutes)
     python benchmarks/scaling_accuracy.py cells --curves 100     # one section, fewer curves
@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from scaling_simulation import EFFICIENCIES, FALLS, KINDS, NOISE, NOISES, RHOS, SCENARIOS, Run, lawful, observed
 
-from scalerl.scaling import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
-from scalerl.scaling.comparison import AHEAD, LATER, UNDECIDED
-from scalerl.scaling.falls import has_fallen
+from scalerl.reading.curves import BASELINES, Curve, Fit, compare, fit, paper_fit, sigmoid
+from scalerl.reading.curves.comparison import AHEAD, LATER, UNDECIDED
+from scalerl.reading.curves.falls import has_fallen
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
 """Multiples of the last compute at which forecasts are scored."""
@@ -332,7 +332,7 @@ def speed(curves: int, seed: int) -> Result:
         start = time.process_time()
         fit(curve)
         times.append(time.process_time() - start)
-    code = "import time; t = time.perf_counter(); import scalerl.scaling; print(time.perf_counter() - t)"
+    code = "import time; t = time.perf_counter(); import scalerl.reading.curves; print(time.perf_counter() - t)"
     imports = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) for _ in range(5)
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.scaling import Curve, sigmoid
+from scalerl.reading.curves import Curve, sigmoid
 
 POINTS = 41
 RHOS = (1, 2, 4, 8, 16)

@@ -34,9 +34,9 @@ def main() -> None:
     prepare_environment()
     from work import machine, random_qwen3
 
-    from scalerl.config.recipe import Recipe
-    from scalerl.learner.single import SingleLearner
-    from scalerl.models.policy import Policy
+    from scalerl.training.config.recipe import Recipe
+    from scalerl.training.learner.single import SingleLearner
+    from scalerl.training.models.policy import Policy
 
     learners = {
         kind: SingleLearner(
@@ -76,7 +76,7 @@ def batch_of(prompt: int, prompts: int) -> Any:
     import torch
     from work import VOCABULARY
 
-    from scalerl.learner.batch import RolloutTensors, TrainBatch
+    from scalerl.training.learner.batch import RolloutTensors, TrainBatch
 
     torch.manual_seed(0)
     rows, width = prompts * ROLLOUTS, prompt + COMPLETION

@@ -30,18 +30,18 @@ from work import machine
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.models.policy import Policy
-from scalerl.models.weights import WeightLayout, checkpoint_weights
-from scalerl.rollouts.directory import DirectoryChannel
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.replay import ReplayMismatch, check_current
-from scalerl.rollouts.served import Submit, Swap
-from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.client import vllm_client
-from scalerl.rollouts.vllm.nccl import NcclChannel
-from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.engines.engine import Request, Sampling
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.replay import ReplayMismatch, check_current
+from scalerl.training.engines.served import Submit, Swap
+from scalerl.training.engines.vllm.checks import Needs
+from scalerl.training.engines.vllm.client import vllm_client
+from scalerl.training.engines.vllm.nccl import NcclChannel
+from scalerl.training.engines.vllm.server import ServerSpec, VllmServer
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.weights import WeightLayout, checkpoint_weights
 
 INSIDE = Path(__file__).parents[1] / "tests/rollouts"
 """Directory of gloo_worker.py, which the server loads."""
@@ -71,7 +71,7 @@ def send_over_gloo() -> None:
     """Let vLLM's code for NCCL in this process send over gloo, in packed buffers of 16 KiB."""
     import gloo_vllm
 
-    from scalerl.rollouts.vllm import nccl
+    from scalerl.training.engines.vllm import nccl
 
     gloo_vllm.replace()
     nccl.BUFFER = 1 << 14

@@ -12,7 +12,7 @@ import argparse
 
 import numpy as np
 
-from scalerl.scaling import Curve, Fit, fit, fit_together, sigmoid
+from scalerl.reading.curves import Curve, Fit, fit, fit_together, sigmoid
 
 SCATTER = {"seeds": (0.06, 0.15, 0.1), "models": (0.8, 0.8, 0.15), "nothing shared": (1.0, 1.5, 0.5)}
 """Standard deviations of logit A, ln C_mid and ln B between the runs of a world."""

@@ -19,10 +19,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import Scoring
-from scalerl.tasks.scoring import ProcessScorer
-from scalerl.tasks.verifiers import VERIFIERS
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import Scoring
+from scalerl.training.rewards.scoring import ProcessScorer
+from scalerl.training.rewards.verifiers import VERIFIERS
 
 Made = tuple[str, list[str], list[str]]
 """A reference answer, equivalent forms of it, and wrong answers."""

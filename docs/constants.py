@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SCALING = Path(__file__).parents[1] / "scalerl" / "scaling"
+SCALING = Path(__file__).parents[1] / "scalerl" / "reading" / "curves"
 PLACE = "<!-- table of constants -->"
 """The line of a page that the table of constants replaces."""
 
@@ -68,14 +68,14 @@ def constants() -> Iterator[Constant]:
 
 def terms() -> dict[str, str]:
     """Return the terms of the live page, of runs and of studies, with their meanings."""
-    from scalerl.view import page
+    from scalerl.reading.pages import page
 
     return {**page.TERMS, **page.RUN_TERMS, **page.STUDY_TERMS}
 
 
 def metrics() -> Iterator[tuple[str, str, str]]:
     """Yield the name, the meaning and the values that cause a caution, of each column of metrics.jsonl."""
-    from scalerl.training.catalog import METRICS
+    from scalerl.training.loop.catalog import METRICS
 
     for name, metric in METRICS.items():
         unit = f", in {metric.unit}" if metric.unit and metric.unit not in metric.meaning.split() else ""
@@ -85,8 +85,8 @@ def metrics() -> Iterator[tuple[str, str, str]]:
 
 def trainers() -> Iterator[tuple[str, str, str, str]]:
     """Yield the names for `--from`, of held-out scores and of training rewards, and the time of a step, per trainer."""
-    from scalerl.importers.dialects import IMPORTERS
-    from scalerl.tables.names import HELD_OUT, TRAINING
+    from scalerl.reading.logs.dialects import IMPORTERS
+    from scalerl.reading.tables.names import HELD_OUT, TRAINING
 
     for dialect in IMPORTERS.values():
         if not dialect.source or dialect.supervised:
@@ -100,7 +100,7 @@ def trainers() -> Iterator[tuple[str, str, str, str]]:
 
 def sets() -> Iterator[tuple[str, str, str, str]]:
     """Yield the name, the place on the hub, the columns and the number of rows of each public set of prompts."""
-    from scalerl.config.named import NAMED_SETS
+    from scalerl.training.config.named import NAMED_SETS
 
     for name, found in NAMED_SETS.items():
         place = ", ".join(filter(None, (found.path, found.subset, "" if found.split == "train" else found.split)))
@@ -144,7 +144,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if SETS_PLACE in markdown:
         markdown = markdown.replace(SETS_PLACE, table("name", "hub id", "prompt, answer", "rows", rows=sets()))
     if CALLS_PLACE in markdown:
-        from scalerl.tasks.calls import CALL_FORMS
+        from scalerl.training.rewards.calls import CALL_FORMS
 
         rows = ((f"`{form.name}`", f"`{form.example}`".replace("\n", "")) for form in CALL_FORMS)
         markdown = markdown.replace(CALLS_PLACE, table("form", "example of a call", rows=rows))

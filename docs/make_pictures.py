@@ -16,13 +16,13 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from scalerl.scaling import Curve, fit, sigmoid
-from scalerl.view.analysis import Analysis, analyze
-from scalerl.view.drawing import plot
-from scalerl.view.frozen import frozen
-from scalerl.view.outlook import Source
-from scalerl.view.page import page
-from scalerl.view.palette import LIGHT
+from scalerl.reading.curves import Curve, fit, sigmoid
+from scalerl.reading.pages.analysis import Analysis, analyze
+from scalerl.reading.pages.drawing import plot
+from scalerl.reading.pages.frozen import frozen
+from scalerl.reading.pages.outlook import Source
+from scalerl.reading.pages.page import page
+from scalerl.reading.pages.palette import LIGHT
 
 BLUE, ORANGE, INK, GRAY = LIGHT.series[0], LIGHT.series[1], LIGHT.ink, "#8a8f98"
 

@@ -5,8 +5,8 @@ python examples/allocate_budget.py
 
 import numpy as np
 
-from scalerl.scaling import Curve, sigmoid
-from scalerl.study.allocate import allocate
+from scalerl.reading.curves import Curve, sigmoid
+from scalerl.training.study.allocate import allocate
 
 
 def simulate(seed, asymptote, midpoint):

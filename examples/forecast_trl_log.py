@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import scalerl
-from scalerl.importers import read
+from scalerl.reading.logs import read
 
 if __name__ == "__main__":
     log = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "trl_log"

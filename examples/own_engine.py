@@ -7,8 +7,8 @@ scalerl train --model MODEL --data FILE --placement.engine '{kind = "custom", fu
 from tiny_model import QUICK, show, tiny_model, words
 
 import scalerl
-from scalerl.rollouts.engine import EngineWrapper
-from scalerl.rollouts.testing import check_engine
+from scalerl.training.engines.engine import EngineWrapper
+from scalerl.training.engines.testing import check_engine
 
 LETTERS = "abcd"
 
@@ -17,7 +17,7 @@ class Counting(EngineWrapper):
     """An engine that forwards all calls to the built-in one, and counts finished sequences and tokens."""
 
     def __init__(self, parts, every=200):
-        """Receive the parts (scalerl.rollouts.testing.EngineParts), then the parameters of the configuration."""
+        """Receive the parts (`EngineParts` of scalerl.training.engines.testing), then the configured parameters."""
         super().__init__(parts.torch_engine())
         self.every, self.evaluating = every, parts.evaluating
         self.sequences = self.tokens = 0

@@ -6,8 +6,8 @@ python examples/uniform_engine.py
 import numpy as np
 
 from scalerl.core.rng import uniforms
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Work, step
-from scalerl.types import Rollout
+from scalerl.core.types import Rollout
+from scalerl.training.engines.engine import Finished, Occupancy, Request, Work, step
 
 
 class UniformEngine:

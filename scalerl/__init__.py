@@ -4,7 +4,7 @@
 >>> run = scalerl.train("config.toml", seed=1, steps=100)      # doctest: +SKIP
 >>> run.forecast(at=["2x", "4x"])                              # doctest: +SKIP
 
-Names are imported when they are first used, so that `import scalerl` and `import scalerl.scaling` load no torch.
+Names are imported when they are first used, so that `import scalerl` and `import scalerl.reading.curves` load no torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from scalerl.core import VIEWS
 if TYPE_CHECKING:
     from scalerl.api import Run, load, resume, train
     from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, ScalerlError, UserError
-    from scalerl.scaling import Curve, CurveError
-    from scalerl.view.calls import advise, backtest, compare, fit, fit_together, forecast, frontier, report
+    from scalerl.reading.curves import Curve, CurveError
+    from scalerl.reading.pages.calls import advise, backtest, compare, fit, fit_together, forecast, frontier, report
 
 _HOMES = {
     "scalerl.api": ("Run", "load", "resume", "train"),
     "scalerl.core.errors": ("ConfigError", "ProcessFailure", "RunError", "RunFailed", "ScalerlError", "UserError"),
-    "scalerl.scaling": ("Curve", "CurveError"),
-    "scalerl.view.calls": (
+    "scalerl.reading.curves": ("Curve", "CurveError"),
+    "scalerl.reading.pages.calls": (
         "advise",
         "backtest",
         "compare",
@@ -78,7 +78,7 @@ _HABITS = {
     "cross_validate cv evaluate": "write scalerl.backtest(data)",
     "ttest_ind ab_test test": "write scalerl.compare(first, second)",
     "fit_many fit_all fit_seeds": "write scalerl.fit_together(runs)",
-    "health design paper_fit Prior Fit Forecast sigmoid": "it is in scalerl.scaling",
+    "health design paper_fit Prior Fit Forecast sigmoid": "it is in scalerl.reading.curves",
 }
 """What to write instead of names that users of other packages try."""
 
@@ -88,9 +88,9 @@ def _late(module: str, name: str) -> Callable[..., Any]:
 
 
 VIEWS |= {
-    "html_of": _late("scalerl.view.notebook", "html_of"),
-    "plot": _late("scalerl.view.drawing", "plot"),
-    "curve_from": _late("scalerl.view.outlook", "curve_from"),
+    "html_of": _late("scalerl.reading.pages.notebook", "html_of"),
+    "plot": _late("scalerl.reading.pages.drawing", "plot"),
+    "curve_from": _late("scalerl.reading.pages.outlook", "curve_from"),
 }
 
 

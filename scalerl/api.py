@@ -18,9 +18,9 @@ from scalerl.core.run_files import METRICS, POINTS, RECORDS, SAMPLES, RunInfo, r
 from scalerl.core.stops import StopFlag
 
 if TYPE_CHECKING:
-    from scalerl.config import RunConfig
-    from scalerl.scaling import Advice, Curve, Fit, Forecast, Prior
-    from scalerl.scaling.notebook import Scale
+    from scalerl.reading.curves import Advice, Curve, Fit, Forecast, Prior
+    from scalerl.reading.curves.notebook import Scale
+    from scalerl.training.config import RunConfig
 
 Axis = Literal["device_hours", "flops", "tokens", "step"]
 """Compute axes of a run."""
@@ -51,9 +51,9 @@ def train(
         >>> print(run.forecast(at=["2x", "4x"]))                         # doctest: +SKIP
     """
     check_installed(TRAINING)
-    from scalerl.config import RunConfig
-    from scalerl.config.trust import check_trust
     from scalerl.core.files import output_directory
+    from scalerl.training.config import RunConfig
+    from scalerl.training.config.trust import check_trust
 
     run_config, about = _configure(config, fields)
     is_trusted = config is None or isinstance(config, RunConfig)
@@ -90,9 +90,9 @@ def resume(
         ConfigError, RunFailed: As for `train`.
     """
     check_installed(TRAINING)
-    from scalerl.config.base import replace
-    from scalerl.config.trust import check_trust
-    from scalerl.training.run_dir import saved_config
+    from scalerl.training.config.base import replace
+    from scalerl.training.config.trust import check_trust
+    from scalerl.training.loop.run_dir import saved_config
 
     config = saved_config(Path(path))
     check_trust([config], str(path), trusted=trust)
@@ -162,7 +162,7 @@ class Run:
         return f"Run({str(self.path)!r}, step {self.step} of {self.info.steps})"
 
     def _repr_html_(self) -> str:
-        from scalerl.view.notebook import run_html
+        from scalerl.reading.pages.notebook import run_html
 
         return run_html(self)
 
@@ -170,7 +170,7 @@ class Run:
     def config(self) -> RunConfig:
         """The resolved configuration; needs the extra `train`."""
         check_installed(["pydantic", "tomli_w"])
-        from scalerl.training.run_dir import saved_config
+        from scalerl.training.loop.run_dir import saved_config
 
         return saved_config(self.path)
 
@@ -217,7 +217,7 @@ class Run:
             ConfigError: A record is missing or damaged.
         """
         from scalerl.core.files import open_regular
-        from scalerl.training.rollout_rows import unpacked_tokens
+        from scalerl.training.loop.rollout_rows import unpacked_tokens
 
         if not (rows := read_rows(self.path / SAMPLES)):
             return []
@@ -244,7 +244,7 @@ class Run:
         Raises:
             CurveError: There are no evaluations yet, or no such task.
         """
-        from scalerl.scaling import Curve
+        from scalerl.reading.curves import Curve
 
         return Curve.read(self.path, compute=compute, task=task)
 
@@ -263,7 +263,7 @@ class Run:
         Raises:
             CurveError: There are fewer than five evaluations, or the law cannot be fitted to them.
         """
-        from scalerl.view.calls import fit
+        from scalerl.reading.pages.calls import fit
 
         return fit(self.path, task=task, compute=compute, r0=r0, exclude_below=exclude_below, prior=prior)
 
@@ -279,7 +279,7 @@ class Run:
         Raises:
             CurveError: The curve cannot be fitted.
         """
-        from scalerl.view.calls import forecast
+        from scalerl.reading.pages.calls import forecast
 
         return forecast(self.path, at, task=task, compute=compute)
 
@@ -305,7 +305,7 @@ class Run:
         Raises:
             CurveError: The curve cannot be fitted.
         """
-        from scalerl.view.calls import advise
+        from scalerl.reading.pages.calls import advise
 
         return advise(self.path, budget, min_gain, price=price, task=task, compute=compute)
 
@@ -331,7 +331,7 @@ class Run:
         Returns:
             The axes.
         """
-        from scalerl.view.drawing import plot
+        from scalerl.reading.pages.drawing import plot
 
         return plot(self.fit(task, compute), ax, note="; ".join(self.info.notes), scale=scale, dark=dark)
 
@@ -344,9 +344,9 @@ class Run:
 
 def _configure(config: Any, fields: dict[str, Any]) -> tuple[RunConfig, list[str]]:
     """Return the configuration, and lines about a default that is only a demonstration."""
-    from scalerl.config import RunConfig
-    from scalerl.config.overrides import build_from, plain_values
-    from scalerl.training.planned import demonstration
+    from scalerl.training.config import RunConfig
+    from scalerl.training.config.overrides import build_from, plain_values
+    from scalerl.training.loop.planned import demonstration
 
     named = _named(fields)
     if config is not None and not isinstance(config, RunConfig | str | os.PathLike):
@@ -372,9 +372,9 @@ def _complete(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]], 
     import torch
     from rich.console import Console
 
-    from scalerl.training import launch
-    from scalerl.training.complete import complete
-    from scalerl.training.display import RunDisplay
+    from scalerl.training.loop import launch
+    from scalerl.training.loop.complete import complete
+    from scalerl.training.loop.display import RunDisplay
 
     display = RunDisplay(config, None if progress else Console(file=StringIO()))
     threads, dtype, stop = torch.get_num_threads(), torch.get_default_dtype(), StopFlag()

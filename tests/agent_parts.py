@@ -11,12 +11,12 @@ import numpy as np
 import runs
 from tiny_tokenizers import byte_level
 
-from scalerl.config.data import AgentTask
-from scalerl.models.text import TokenText
-from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
-from scalerl.tasks.agents.harness import ProgramEnd
-from scalerl.types import AGENT, Prompt, Rollout
+from scalerl.core.types import AGENT, Prompt, Rollout
+from scalerl.training.config.data import AgentTask
+from scalerl.training.engines.agents.engine import AgentEngine, Endpoints
+from scalerl.training.engines.engine import Finished, Occupancy, Request, Work
+from scalerl.training.models.text import TokenText
+from scalerl.training.rewards.agents.harness import ProgramEnd
 
 CHATML = (
     "{% if tools %}{{ '<|im_start|>system\nTools: ' + tools | tojson + '<|im_end|>\n' }}{% endif %}"

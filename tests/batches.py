@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from scalerl.learner.batch import TrainBatch
+from scalerl.training.learner.batch import TrainBatch
 
 
 def change(batch, **values):

@@ -87,7 +87,7 @@ def benchmark(monkeypatch):
 def user_code(tmp_path, monkeypatch):
     """A function that writes a user module into the working directory, from which it can be imported."""
     from scalerl.core import plugins
-    from scalerl.tasks import custom
+    from scalerl.training.rewards import custom
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -118,7 +118,7 @@ def chat():
 def scored_here(monkeypatch):
     """Reward functions are checked in this process, which takes seconds less than in their own."""
     from scalerl.core.errors import outcome
-    from scalerl.tasks import scoring
+    from scalerl.training.rewards import scoring
 
     class Here:
         def __init__(self, *words):

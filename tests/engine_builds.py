@@ -8,8 +8,8 @@ from typing import Any
 
 from scripted_engine import STOP, ScriptedDecoder, scripted_engine
 
-from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.training.engines.engine import Sampling
+from scalerl.training.engines.interrupt import NEVER, LengthRule
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Served:
     """Makes a pair of scripted engines that sample on their own; sent to a process by pickling."""
 
     def __call__(self):
-        from scalerl.config.placement import Placement
-        from scalerl.rollouts.hosted import HostedEngines
-        from scalerl.rollouts.local.slot_engine import SlotEngine
-        from scalerl.rollouts.served import Restarter
+        from scalerl.training.config.placement import Placement
+        from scalerl.training.engines.hosted import HostedEngines
+        from scalerl.training.engines.local.slot_engine import SlotEngine
+        from scalerl.training.engines.served import Restarter
 
         decoder, rule = ScriptedDecoder(6.0), LengthRule(None, NEVER, 20)
         receive = lambda version: {"version": version}  # noqa: E731
@@ -56,8 +56,8 @@ class Torch:
         import torch
         from tiny_models import tiny_model
 
-        from scalerl.models.policy import Policy
-        from scalerl.rollouts.local.torch_engine import torch_engine
+        from scalerl.training.engines.local.torch_engine import torch_engine
+        from scalerl.training.models.policy import Policy
 
         torch.set_num_threads(1)
         rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)

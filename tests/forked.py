@@ -23,8 +23,9 @@ from typing import Any, NoReturn
 
 _server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 HEAVY = (
-    "scalerl.training.launch", "scalerl.training.loop", "scalerl.training.complete", "scalerl.rollouts.worker",
-    "scalerl.rollouts.local.torch_engine", "transformers.models.auto.modeling_auto",
+    "scalerl.training.loop.launch", "scalerl.training.loop.loop", "scalerl.training.loop.complete",
+    "scalerl.training.engines.worker", "scalerl.training.engines.local.torch_engine",
+    "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto", "transformers.models.qwen3.modeling_qwen3",
     "matplotlib.backends.backend_agg", "matplotlib.figure",
 )  # fmt: skip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalerl.config import RunConfig
-from scalerl.models.sizes import Attention, ModelSizes
-from scalerl.placement.choices import policy_spec
-from scalerl.placement.sizes import UNREAD, RunSizes
-from scalerl.rollouts.build import Decoding, GeneratorSpec
-from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.schedule import schedule_of
+from scalerl.training.config import RunConfig
+from scalerl.training.engines.build import Decoding, GeneratorSpec
+from scalerl.training.engines.engine import Sampling
+from scalerl.training.engines.interrupt import LengthRule
+from scalerl.training.engines.schedule import schedule_of
+from scalerl.training.models.sizes import Attention, ModelSizes
+from scalerl.training.placement.choices import policy_spec
+from scalerl.training.placement.sizes import UNREAD, RunSizes
 
 
 def generator_spec(

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 
-from scalerl.config import to_toml
-from scalerl.scaling.pool import levels
-from scalerl.study.directory import StudyDirectory
-from scalerl.training.run_info import run_info
+from scalerl.reading.curves.pool import levels
+from scalerl.training.config import to_toml
+from scalerl.training.loop.run_info import run_info
+from scalerl.training.study.directory import StudyDirectory
 
 FLOPS = 1e9
 """FLOPs of a completion, per unit of width."""

@@ -11,11 +11,11 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from scalerl.config import RunConfig
 from scalerl.core.plugins import PluginError
-from scalerl.learner.base import LearnerSpec
-from scalerl.learner.ranks import join, load_learner
-from scalerl.placement.choices import policy_spec
+from scalerl.training.config import RunConfig
+from scalerl.training.learner.base import LearnerSpec
+from scalerl.training.learner.ranks import join, load_learner
+from scalerl.training.placement.choices import policy_spec
 
 
 def learner_spec(config: RunConfig, path: str, **rank: Any) -> LearnerSpec:
@@ -107,7 +107,7 @@ def random_batch(rows: int = 7, width: int = 12, seed: int = 0) -> Any:
     """Return rollouts of lengths 12 to 8, with uneven weights that sum to one and advantages of both signs."""
     import torch
 
-    from scalerl.learner.batch import RolloutTensors, TrainBatch
+    from scalerl.training.learner.batch import RolloutTensors, TrainBatch
 
     draw = torch.Generator().manual_seed(seed)
     lengths = width - torch.arange(rows) % 5

@@ -94,10 +94,10 @@ def make_model(path: Path, width: int = 32) -> Path:
 
     logging.disable_progress_bar()
 
-    from scalerl.config import TinyModel, WarmStart
-    from scalerl.config.data import ArithmeticTask
-    from scalerl.models.policy import Policy
-    from scalerl.training import warm_start
+    from scalerl.training.config import TinyModel, WarmStart
+    from scalerl.training.config.data import ArithmeticTask
+    from scalerl.training.loop import warm_start
+    from scalerl.training.models.policy import Policy
 
     torch.set_num_threads(1)
     model = TinyModel(width=width, warm_start=WarmStart(steps=300, batch=32, step_noise=0.2, learning_rate=1e-2))

@@ -4,9 +4,9 @@ import torch
 from transformers import DynamicCache
 
 from scalerl.core.rng import stream_key
-from scalerl.rollouts.engine import Request, Sampling, step
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.training.engines.engine import Request, Sampling, step
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local.torch_engine import torch_engine
 
 STOPPING = Sampling(stop=(1,))
 

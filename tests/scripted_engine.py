@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
-from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
+from scalerl.training.engines.interrupt import NEVER, Ints, LengthRule
+from scalerl.training.engines.local.slot_engine import Receive, SlotEngine
 
 STOP = 1 << 20
 """The token that ends a scripted sequence."""

@@ -14,16 +14,16 @@ from typing import Any
 
 from scripted_engine import STOP, ScriptedDecoder
 
-from scalerl.config.recipe import OffPolicy
-from scalerl.rollouts.activation import AtTick, OnArrival
-from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.engine import OuterEngine, step
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.slot_engine import SlotEngine
-from scalerl.rollouts.schedule import SCHEDULES
-from scalerl.rollouts.weights import WeightChannel
-from scalerl.rollouts.worker import WorkerParts
-from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config.recipe import OffPolicy
+from scalerl.training.engines.activation import AtTick, OnArrival
+from scalerl.training.engines.coordinator import Coordinator
+from scalerl.training.engines.engine import OuterEngine, step
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local.slot_engine import SlotEngine
+from scalerl.training.engines.schedule import SCHEDULES
+from scalerl.training.engines.weights import WeightChannel
+from scalerl.training.engines.worker import WorkerParts
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import numpy as np
 from json_rows import write_rows
 
-from scalerl.scaling import Curve, sigmoid
+from scalerl.reading.curves import Curve, sigmoid
 
 TRUTH = {"asymptote": 0.61, "efficiency": 1.92, "midpoint": 2542.0, "initial": 0.2}
 """The published ScaleRL run (arXiv 2510.13786, table 1), with a plausible start."""

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from json_rows import write_rows
 
-from scalerl.config import PRESETS, RunConfig, to_toml
-from scalerl.config.base import replace as replace_part
 from scalerl.core.run_files import RunKey
-from scalerl.scaling import sigmoid
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import Arm, Plan
-from scalerl.training.run_info import run_info
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
+from scalerl.reading.curves import sigmoid
+from scalerl.training.config import PRESETS, RunConfig, to_toml
+from scalerl.training.config.base import replace as replace_part
+from scalerl.training.loop.run_info import run_info
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.plan import Arm, Plan
 
 STEPS, EVERY = 160, 8
 FLOPS_A_STEP, TOKENS_A_STEP, HOURS_A_STEP = 2e12, 50_000, 5e-4

@@ -15,8 +15,8 @@ import runs
 
 import scalerl
 from scalerl.api import _configure
-from scalerl.config.overrides import read_config
-from scalerl.training import launch
+from scalerl.training.config.overrides import read_config
+from scalerl.training.loop import launch
 
 matplotlib.use("Agg")
 

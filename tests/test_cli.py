@@ -17,10 +17,10 @@ from tiny_models import tiny_model
 
 from scalerl import cli
 from scalerl.cli.main import COMMANDS
-from scalerl.config import LAB, PRESETS, read_config
-from scalerl.config.recipe import adopt, named_recipes
 from scalerl.core import errors
-from scalerl.training.run_info import run_info
+from scalerl.training.config import LAB, PRESETS, read_config
+from scalerl.training.config.recipe import adopt, named_recipes
+from scalerl.training.loop.run_info import run_info
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
 
@@ -313,13 +313,13 @@ def test_errors_in_data_and_model_are_reported_before_a_directory_is_made(capsys
     ],
 )
 def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points, error):
-    monkeypatch.setattr("scalerl.scaling.Curve.of_table", raising(error))
+    monkeypatch.setattr("scalerl.reading.curves.Curve.of_table", raising(error))
     code, _, out = call(capsys, "fit", points)
     assert code == 1 and "no space left on the disk" in out and out.count("\n") == 1
 
 
 def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch, points):
-    monkeypatch.setattr("scalerl.scaling.Curve.of_table", raising(ZeroDivisionError()))
+    monkeypatch.setattr("scalerl.reading.curves.Curve.of_table", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["fit", str(points)])
 

@@ -6,15 +6,15 @@ from tiny_models import ARCHITECTURES, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from scalerl.learner.batch import RolloutTensors, TrainBatch
-from scalerl.learner.policy_learner import batch_flops
-from scalerl.models.cpu import onednn
-from scalerl.models.policy import Policy
-from scalerl.models.rows import PolicyRows
-from scalerl.models.sizes import Attention, ModelSizes, of_config, of_model
-from scalerl.rollouts.engine import Request
-from scalerl.rollouts.vllm.client import LaneShare
-from scalerl.training.progress import Stopwatch
+from scalerl.training.engines.engine import Request
+from scalerl.training.engines.vllm.client import LaneShare
+from scalerl.training.learner.batch import RolloutTensors, TrainBatch
+from scalerl.training.learner.policy_learner import batch_flops
+from scalerl.training.loop.progress import Stopwatch
+from scalerl.training.models.cpu import onednn
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.rows import PolicyRows
+from scalerl.training.models.sizes import Attention, ModelSizes, of_config, of_model
 
 
 def sizes_with(matmul_params, width, windows, **other):
@@ -126,7 +126,7 @@ def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
 
 def test_a_stopwatch_excludes_paused_seconds(monkeypatch):
     clock = SimpleNamespace(now=7.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr("scalerl.training.progress.time", clock)
+    monkeypatch.setattr("scalerl.training.loop.progress.time", clock)
     watch = Stopwatch(100.0)
     watch.start()
     clock.now += 2.0

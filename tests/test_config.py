@@ -3,14 +3,14 @@ import tomllib
 
 import pytest
 
-from scalerl.config import LAB, PRESETS, RunConfig, merge, parse_config, read_config, to_toml
-from scalerl.config.base import build, replace
-from scalerl.config.data import RewardFunction, shares
-from scalerl.config.overrides import build_from, groups, plain_values
-from scalerl.config.recipe import GRPO, MINIMAX, Dapo, Gspo, PpoOffPolicy, Recipe, adopt
 from scalerl.core.errors import ConfigError
-from scalerl.placement.choices import schedule_name
-from scalerl.placement.sizes import derived_sizes
+from scalerl.training.config import LAB, PRESETS, RunConfig, merge, parse_config, read_config, to_toml
+from scalerl.training.config.base import build, replace
+from scalerl.training.config.data import RewardFunction, shares
+from scalerl.training.config.overrides import build_from, groups, plain_values
+from scalerl.training.config.recipe import GRPO, MINIMAX, Dapo, Gspo, PpoOffPolicy, Recipe, adopt
+from scalerl.training.placement.choices import schedule_name
+from scalerl.training.placement.sizes import derived_sizes
 
 TWO_TASKS = """
 [[data]]
@@ -58,7 +58,7 @@ def test_a_change_of_kind_drops_the_fields_of_the_other_kind():
 
 
 def test_a_user_model_and_data_start_from_sizes_for_one_machine(monkeypatch):
-    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: True)
+    monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: True)
     config = read_config(None, ["--model", "some/model", "--data", "p.jsonl", "--task", "math"])
     assert config.model.path == "some/model" and [task.path for task in config.data] == ["p.jsonl"]
     assert config.recipe == PRESETS["small"].recipe and config.evaluation.prompts == "auto"
@@ -214,7 +214,7 @@ def test_several_tasks_have_a_table_each(tmp_path):
 
 
 def test_several_user_files_start_from_sizes_for_one_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: True)
+    monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: True)
     config = written(tmp_path, TWO_FILES, "--model", "m")
     assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["small"].recipe
 

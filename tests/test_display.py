@@ -7,11 +7,11 @@ from dataclasses import replace as changed
 import pytest
 from rich.console import Console
 
-from scalerl.config import LAB
-from scalerl.config.base import replace
-from scalerl.training.display import RunDisplay
-from scalerl.training.run_info import run_info
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
+from scalerl.training.config import LAB
+from scalerl.training.config.base import replace
+from scalerl.training.loop.display import RunDisplay
+from scalerl.training.loop.run_info import run_info
 
 ROW = {
     "step": 9, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,

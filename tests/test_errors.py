@@ -11,7 +11,7 @@ from commands import call
 
 import scalerl
 from scalerl.core.errors import ConfigError, ProcessFailure, RunError, RunFailed, ScalerlError, UserError
-from scalerl.scaling import CurveError
+from scalerl.reading.curves import CurveError
 
 ROOT = Path(scalerl.__file__).parent
 FLOW = {

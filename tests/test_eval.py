@@ -18,17 +18,17 @@ from texts import rollout
 
 from scalerl.cli import main
 from scalerl.cli.eval import eval_config, eval_parser
-from scalerl.config import LAB
-from scalerl.config.base import build, replace
-from scalerl.config.data import PromptFile
-from scalerl.config.model import HuggingFaceModel
-from scalerl.config.overrides import to_toml
-from scalerl.models.text import TokenText
-from scalerl.rollouts import pipeline
-from scalerl.training import evaluation, suites
-from scalerl.training.suites import pass_at_k, pass_at_powers
-from scalerl.training.warm_start import make_tokenizer
-from scalerl.types import Group, Prompt
+from scalerl.core.types import Group, Prompt
+from scalerl.training.config import LAB
+from scalerl.training.config.base import build, replace
+from scalerl.training.config.data import PromptFile
+from scalerl.training.config.model import HuggingFaceModel
+from scalerl.training.config.overrides import to_toml
+from scalerl.training.engines import pipeline
+from scalerl.training.loop import evaluation, suites
+from scalerl.training.loop.suites import pass_at_k, pass_at_powers
+from scalerl.training.loop.warm_start import make_tokenizer
+from scalerl.training.models.text import TokenText
 
 
 def passes(*rows):

@@ -11,12 +11,12 @@ import runs
 from doc_pages import blocks
 from tiny_models import tiny_model
 
-from scalerl.config.overrides import parse_config
-from scalerl.config.recipe import Custom
 from scalerl.core import plugins
-from scalerl.learn.custom import check_functions
-from scalerl.prompts.sources import custom_rows
-from scalerl.rollouts.testing import check_engine
+from scalerl.training.config.overrides import parse_config
+from scalerl.training.config.recipe import Custom
+from scalerl.training.engines.testing import check_engine
+from scalerl.training.prompts.sources import custom_rows
+from scalerl.training.recipe.custom import check_functions
 
 PAGE = "docs/extending.md"
 

@@ -7,17 +7,17 @@ from safetensors.torch import load_file
 from sampled import samples
 from tiny_models import ARCHITECTURES, tiny_model
 
-from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learner.batch import RolloutTensors, TrainBatch
-from scalerl.learner.metrics import TokenMeter
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy, check_head, load_policy
-from scalerl.rollouts.directory import DirectoryChannel
-from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.local.torch_engine import check_cached_logps
-from scalerl.rollouts.replay import check_current
-from scalerl.training.run_model import check_length
+from scalerl.training.config.recipe import AdamW, Recipe, Reinforce
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.engines.interrupt import LengthRule
+from scalerl.training.engines.local.torch_engine import check_cached_logps
+from scalerl.training.engines.replay import check_current
+from scalerl.training.learner.batch import RolloutTensors, TrainBatch
+from scalerl.training.learner.metrics import TokenMeter
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.loop.run_model import check_length
+from scalerl.training.models.policy import Policy, check_head, load_policy
 
 OTHERS = ("qwen3-eager", "qwen3-many-heads", "gemma3-mixed", "mistral4")  # AutoModelForCausalLM lacks Mistral 4
 FAMILIES = [name for name in ARCHITECTURES if name not in OTHERS]
@@ -208,7 +208,7 @@ def test_an_architecture_that_fails_in_the_cache_is_refused(monkeypatch):
         raise RuntimeError("other shapes")
 
     policy = Policy(tiny_model("llama"))
-    monkeypatch.setattr("scalerl.rollouts.local.torch_engine.SlotCache.update", fail)
+    monkeypatch.setattr("scalerl.training.engines.local.torch_engine.SlotCache.update", fail)
     with pytest.raises(ConfigError, match="generation cache"):
         check_cached_logps(policy)
 

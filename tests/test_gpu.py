@@ -9,17 +9,17 @@ from sampled import log_probabilities, samples
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
 
-from scalerl.config import HuggingFaceModel, RunConfig
-from scalerl.config.base import replace
-from scalerl.config.recipe import SCALERL, AdamW, Reinforce
-from scalerl.config.run import Hardware, LearnerSettings
-from scalerl.learner.rank_processes import RankProcesses
-from scalerl.learner.ranks import LearnerGroup
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy, load_policy
-from scalerl.placement.devices import this_machine
-from scalerl.rollouts.directory import DirectoryChannel
-from scalerl.rollouts.engine import Sampling
+from scalerl.training.config import HuggingFaceModel, RunConfig
+from scalerl.training.config.base import replace
+from scalerl.training.config.recipe import SCALERL, AdamW, Reinforce
+from scalerl.training.config.run import Hardware, LearnerSettings
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.engines.engine import Sampling
+from scalerl.training.learner.rank_processes import RankProcesses
+from scalerl.training.learner.ranks import LearnerGroup
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.policy import Policy, load_policy
+from scalerl.training.placement.devices import this_machine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,7 +61,7 @@ def test_a_run_on_the_gpu_writes_points_over_device_hours(lab_model, tmp_path, w
 
 
 def test_the_fp32_head_makes_bf16_log_probabilities_more_accurate_on_gpu():
-    from scalerl.models.head import HeadRule, token_logprobs
+    from scalerl.training.models.head import HeadRule, token_logprobs
 
     torch.manual_seed(0)
     hidden = torch.randn(256, 64, device="cuda", dtype=torch.bfloat16)

@@ -12,37 +12,37 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).parents[1] / "scalerl"
 
-READ = ("types", "core", "tables", "scaling", "importers", "trainers", "view")
-"""Packages of whoever has a log, the lowest first."""
+MAP = re.findall(
+    r"^\| `(core|reading/\w+|training/\w+|api|cli)` \|", (ROOT.parent / "docs/architecture.md").read_text(), re.M
+)
+"""The packages of docs/architecture.md, the lowest first: each imports only packages before it, so no two import each
+other, and no reader imports training."""
 
-TRAIN = (
-    "config", "models", "learn", "tasks", "prompts", "placement", "rollouts", "learner", "cluster", "loggers",
-    "training", "study",
-)  # fmt: skip
-"""Packages of whoever trains, the lowest first. They share a run directory with the others, and may call them."""
-
-ORDER = (*READ, *TRAIN, "api", "cli")
-"""Every package imports only packages before it, so no two import each other, and no reader imports training."""
+ORDER = [name.replace("/", ".") for name in MAP]
+READ = [name for name in ORDER if name.startswith(("core", "reading"))]
 
 
 def test_every_package_imports_only_packages_before_it():
     graph = import_graph()
-    assert {package_of(module) for module in graph} - {""} == set(ORDER)
-    assert wrong_way(graph) == []
+    assert {package_of(module) for module in graph} - {""} == set(ORDER) and len(ORDER) == 20
+    assert wrong_way(graph) == [] and ORDER[: len(READ)] == READ
 
 
 def test_no_package_below_view_imports_a_module_by_a_string():
-    files = [path for package in READ[:-1] for path in ROOT.glob(f"{package}*/**/*.py")]
+    files = [path for package in MAP[: len(READ) - 1] for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 50 and [path for path in files if re.search(r"[\"']scalerl\.view\b", path.read_text())] == []
     importlib.import_module("scalerl")  # which registers what they call
     assert set(importlib.import_module("scalerl.core").VIEWS) == {"html_of", "plot", "curve_from"}
 
 
 def test_the_rule_sees_an_import_in_the_wrong_direction():
-    assert wrong_way({"scalerl.view.run": {"scalerl.config.run"}}) == ["scalerl.view.run imports scalerl.config.run"]
-    assert wrong_way({"scalerl.models.build": {"scalerl.config.run", "scalerl.models.policy"}}) == []
-    assert wrong_way({"scalerl.core.rows": {"scalerl.types"}, "scalerl.types": {"scalerl.core.rows"}}) == [
-        "scalerl.types imports scalerl.core.rows"
+    assert wrong_way({"scalerl.reading.pages.run": {"scalerl.training.config.run"}}) == [
+        "scalerl.reading.pages.run imports scalerl.training.config.run"
+    ]
+    same = {"scalerl.training.models.build": {"scalerl.training.config.run", "scalerl.training.models.policy"}}
+    assert wrong_way(same) == []
+    assert wrong_way({"scalerl.core.rows": {"scalerl.reading.tables.table"}}) == [
+        "scalerl.core.rows imports scalerl.reading.tables.table"
     ]
 
 
@@ -57,8 +57,11 @@ def wrong_way(graph: dict[str, set[str]]) -> list[str]:
 
 
 def package_of(module: str) -> str:
-    """Return the package, or the module, right below scalerl; empty for scalerl itself."""
-    return module.partition(".")[2].partition(".")[0]
+    """Return the package of a module as the page calls it, such as core or reading.curves; empty for a half itself."""
+    parts = module.split(".")[1:]
+    if parts and parts[0] in ("reading", "training"):
+        return ".".join(parts[:2]) if len(parts) > 1 else ""
+    return "".join(parts[:1])
 
 
 @functools.cache
@@ -83,8 +86,8 @@ def import_graph() -> dict[str, set[str]]:
 
 def test_packages_that_run_take_the_parts_of_a_configuration_that_they_use():
     """Only what decides before a run, or writes and shows it, has the whole configuration."""
-    running = ("models", "learn", "tasks", "prompts", "rollouts", "learner", "loggers")
-    files = [path for package in running for path in (ROOT / package).rglob("*.py")]
+    running = ("models", "recipe", "rewards", "prompts", "engines", "learner", "trackers")
+    files = [path for package in running for path in (ROOT / "training" / package).rglob("*.py")]
     assert len(files) > 100
     assert [path for path in files if re.search(r"\bRunConfig\b", path.read_text())] == []
 
@@ -103,13 +106,14 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 def test_no_module_imports_itself_through_others():
     graph = import_graph()
-    assert len(graph) > 100 and "scalerl.scaling.fit" in reachable(graph, "scalerl.study.allocate")
+    assert len(graph) > 100 and "scalerl.reading.curves.fit" in reachable(graph, "scalerl.training.study.allocate")
     graphlib.TopologicalSorter(graph).prepare()  # CycleError has the modules of a cycle
 
 
 LIGHT = (
-    "scalerl.study.allocate", "scalerl.cli.frontier", "scalerl.cluster.plan", "scalerl.loggers.follow",
-    "scalerl.prompts.curriculum", "scalerl.training.progress",
+    "scalerl.training.study.allocate", "scalerl.cli.frontier", "scalerl.training.machines.plan",
+    "scalerl.training.trackers.follow",
+    "scalerl.training.prompts.curriculum", "scalerl.training.loop.progress",
 )  # fmt: skip
 
 
@@ -126,7 +130,7 @@ for module in {LIGHT}:
 
 def test_the_reading_half_loads_neither_torch_nor_the_library_of_the_configuration():
     """Without the server and the callback for transformers, it needs numpy, scipy, matplotlib and rich only."""
-    extras = {"scalerl.view.server", "scalerl.importers.callback"}
+    extras = {"scalerl.reading.pages.server", "scalerl.reading.logs.callback"}
     modules = [m for m in import_graph() if package_of(m) in READ and m not in extras]
     assert len(modules) > 60
     blocked = "'torch', 'transformers', 'pydantic', 'tomli_w', 'starlette', 'plotly'"
@@ -144,7 +148,7 @@ def test_a_run_without_extras_loads_no_optional_package():
         for name in [name for name in sys.modules if name.partition(".")[0] == "scalerl"]:
             del sys.modules[name]
         sys.modules |= dict.fromkeys(extras)
-        for name in ("scalerl.training.launch", "scalerl.training.evaluation", "scalerl.cli.main"):
+        for name in ("scalerl.training.loop.launch", "scalerl.training.loop.evaluation", "scalerl.cli.main"):
             importlib.import_module(name)
         assert len([name for name in sys.modules if name.startswith("scalerl.")]) > 100
 

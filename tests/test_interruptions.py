@@ -7,13 +7,13 @@ from contextlib import closing
 
 import pytest
 
-from scalerl.config import Scoring
 from scalerl.core.errors import outcome
 from scalerl.core.plugins import PluginError, call
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import CallerEnded, LocalRemote, host
 from scalerl.core.signals import Stopped
-from scalerl.tasks.pool import ScoringPool
+from scalerl.training.config import Scoring
+from scalerl.training.rewards.pool import ScoringPool
 
 
 class Own(BaseException):

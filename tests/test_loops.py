@@ -12,13 +12,13 @@ import torch
 from sampled import log_probabilities, samples
 from tiny_models import tiny_model
 
-from scalerl.config.placement import Hardware
-from scalerl.models.cpu import loops
-from scalerl.models.cpu.loops import rms_norm
-from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.local.torch_engine import check_cached_logps
-from scalerl.training.resolve import arithmetic, arithmetic_notes
+from scalerl.training.config.placement import Hardware
+from scalerl.training.engines.engine import Sampling
+from scalerl.training.engines.local.torch_engine import check_cached_logps
+from scalerl.training.loop.resolve import arithmetic, arithmetic_notes
+from scalerl.training.models.cpu import loops
+from scalerl.training.models.cpu.loops import rms_norm
+from scalerl.training.models.policy import Policy
 
 needs_compiler = pytest.mark.skipif(loops.problem() is not None, reason=str(loops.problem()))
 

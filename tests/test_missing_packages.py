@@ -11,31 +11,30 @@ from pathlib import Path
 import pytest
 from commands import call as command
 from simulated_study import Truth, write_study
-from test_imports import TRAIN
 
 import scalerl
-import scalerl.scaling
+import scalerl.reading.curves
 from scalerl.cli.watch import run_watch
-from scalerl.cluster.jobs import RayWorkers
-from scalerl.config import read_config, to_toml
-from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import EXTRAS
-from scalerl.importers import read
-from scalerl.loggers.base import makers_of
-from scalerl.prompts.sources import environment_rows
-from scalerl.scaling import CurveError
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.plans import PLANS
-from scalerl.training.run_info import run_info
-from scalerl.view.frozen import plotly_script
+from scalerl.reading.curves import CurveError
+from scalerl.reading.logs import read
+from scalerl.reading.pages.frozen import plotly_script
+from scalerl.training.config import read_config, to_toml
+from scalerl.training.config.data import EnvironmentTask
+from scalerl.training.loop.run_info import run_info
+from scalerl.training.machines.jobs import RayWorkers
+from scalerl.training.prompts.sources import environment_rows
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.plans import PLANS
+from scalerl.training.trackers.base import makers_of
 
 EVENTS = "tensorboard.backend.event_processing.event_accumulator"
 CASES = [
     ("uvicorn", lambda place: run_watch([]), "scalerl[watch]"),
     ("plotly.offline", lambda place: plotly_script(), "scalerl[report]"),
     ("ray", lambda place: RayWorkers("local", 1, 1.0, 0.0), "scalerl[ray]"),
-    ("httpx", lambda place: importlib.import_module("scalerl.rollouts.vllm"), "scalerl[cluster]"),
+    ("httpx", lambda place: importlib.import_module("scalerl.training.engines.vllm"), "scalerl[cluster]"),
     ("verifiers", lambda place: environment_rows(EnvironmentTask(environment="any"), 1), "verifiers>="),
     ("mlflow", lambda place: makers_of(read_config(None, {"loggers": ["mlflow"]}).loggers), "scalerl[mlflow]"),
     (EVENTS, lambda place: read(place / "a.tfevents"), "tensorboard"),
@@ -46,9 +45,9 @@ CASES = [
 def test_a_missing_package_is_reported_with_the_command_that_installs_it(module, call, command, tmp_path, monkeypatch):
     (tmp_path / "a.tfevents").write_bytes(b"\0")
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "scalerl.view.server", raising=False)
-    monkeypatch.delitem(sys.modules, "scalerl.rollouts.vllm", raising=False)
-    monkeypatch.setattr("scalerl.loggers.base.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "scalerl.reading.pages.server", raising=False)
+    monkeypatch.delitem(sys.modules, "scalerl.training.engines.vllm", raising=False)
+    monkeypatch.setattr("scalerl.training.trackers.base.find_spec", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises((ConfigError, CurveError), match="pip install '?" + command.replace("[", r"\[")):
         call(tmp_path)
@@ -134,7 +133,7 @@ READING = [
 ]
 """Commands for whoever has a log or a run, in a directory that `place` makes."""
 SERVED = (
-    "import scalerl.view.server as server, types\n"
+    "import scalerl.reading.pages.server as server, types\n"
     "server.server_of = lambda *a: types.SimpleNamespace(run=lambda **b: None)\n"
 )
 LEFT = "left = [m for m in sys.modules if m.split('.')[0] in ('pydantic', 'torch') and sys.modules[m]]\n"
@@ -175,8 +174,7 @@ def points_row(step, flops, rate):
 def test_a_command_for_logs_and_runs_works_in_the_base_install_and_loads_no_part_of_training(words, place):
     served = SERVED if "watch" in words else ""
     code = f"from scalerl.cli import main\n{served}code = main({words.split()})\n{LEFT}" + (
-        f"left += [m for m in sys.modules if m.startswith('scalerl.') and m.split('.')[1] in {TRAIN}]\n"
-        "assert not left, left\nsys.exit(code)"
+        "left += [m for m in sys.modules if m.startswith('scalerl.training')]\nassert not left, left\nsys.exit(code)"
     )
     code, out, error = base(place, code)
     assert code == 0 and "Traceback" not in error and (out or "import" in words), error
@@ -191,16 +189,20 @@ def test_a_fit_loads_the_modules_of_a_fit(place):
     )
     loaded = set(error.split())
     assert code == 0 and json.loads(out)["advice"] and len(loaded) <= 53
-    packages = {name.split(".")[1] for name in loaded - {"scalerl"}}
-    assert packages == {"cli", "core", "scaling", "tables", "types", "view"}
-    assert not {f"scalerl.scaling.{name}" for name in ("comparison", "backtesting", "frontiers", "paper")} & loaded
+    packages = {".".join(name.split(".")[1 : 2 + (name.split(".")[1] == "reading")]) for name in loaded - {"scalerl"}}
+    assert packages == {"cli", "core", "reading", "reading.curves", "reading.pages", "reading.tables"}
+    assert (
+        not {f"scalerl.reading.curves.{name}" for name in ("comparison", "backtesting", "frontiers", "paper")} & loaded
+    )
 
 
 def test_every_name_of_scaling_is_what_it_says_whatever_was_imported_before():
-    for name in scalerl.scaling.__all__:
-        module = importlib.import_module(getattr(getattr(scalerl.scaling, name), "__module__", "scalerl.scaling.law"))
-        assert module.__name__.startswith(("scalerl.scaling.", "scalerl.tables.")) and not isinstance(
-            getattr(scalerl.scaling, name), type(module)
+    for name in scalerl.reading.curves.__all__:
+        module = importlib.import_module(
+            getattr(getattr(scalerl.reading.curves, name), "__module__", "scalerl.reading.curves.law")
+        )
+        assert module.__name__.startswith(("scalerl.reading.curves.", "scalerl.reading.tables.")) and not isinstance(
+            getattr(scalerl.reading.curves, name), type(module)
         )
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.models.cpu import loops
-from scalerl.models.cpu.loops import accelerate_norms
+from scalerl.training.models.cpu import loops
+from scalerl.training.models.cpu.loops import accelerate_norms
 
 
 def replaced(model):

@@ -6,16 +6,16 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.models.cpu import onednn
-from scalerl.models.policy import Policy
-from scalerl.models.rows import PolicyRows
+from scalerl.training.models.cpu import onednn
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.rows import PolicyRows
 
 PRODUCTS = """
 import torch
 from tiny_models import tiny_model
-from scalerl.models.cpu import onednn
-from scalerl.models.policy import Policy
-from scalerl.learner.cpu import resident_bytes
+from scalerl.training.models.cpu import onednn
+from scalerl.training.models.policy import Policy
+from scalerl.training.learner.cpu import resident_bytes
 
 torch.set_num_threads(1)
 onednn.used = lambda: True

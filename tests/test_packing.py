@@ -9,15 +9,15 @@ from test_families import FAMILIES, learner_gradient, plain_gradient, relative_e
 from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learner import checks
-from scalerl.learner.checks import layout_in_use, sampled_tokens
-from scalerl.learner.single import SingleLearner
-from scalerl.models.packing import Segments, can_pack, install, neighbors
-from scalerl.models.policy import Policy
-from scalerl.models.rows import PolicyRows
-from scalerl.rollouts.local.torch_engine import check_cached_logps
+from scalerl.training.config.recipe import Recipe, Reinforce
+from scalerl.training.engines.local.torch_engine import check_cached_logps
+from scalerl.training.learner import checks
+from scalerl.training.learner.checks import layout_in_use, sampled_tokens
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.packing import Segments, can_pack, install, neighbors
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.rows import PolicyRows
 
 EAGER = ("gemma2-softcap", "gpt-oss")
 """Families whose scores are capped or have sinks."""

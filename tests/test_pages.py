@@ -8,12 +8,12 @@ import pytest
 from doc_pages import ROOT, blocks
 
 from scalerl import cli
-from scalerl.config import RunConfig, read_config
 from scalerl.core import limits
-from scalerl.importers import IMPORTERS
-from scalerl.study.plan import read_plan
-from scalerl.tasks.calls import CALL_FORMS
-from scalerl.training.catalog import METRICS
+from scalerl.reading.logs import IMPORTERS
+from scalerl.training.config import RunConfig, read_config
+from scalerl.training.loop.catalog import METRICS
+from scalerl.training.rewards.calls import CALL_FORMS
+from scalerl.training.study.plan import read_plan
 
 WITHOUT = {"--reuse", "--rates"}
 """Options that name other studies."""

@@ -3,8 +3,8 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.core.errors import ConfigError
-from scalerl.models.policy import Policy, check_head
-from scalerl.models.weights import WeightLayout
+from scalerl.training.models.policy import Policy, check_head
+from scalerl.training.models.weights import WeightLayout
 
 
 def test_an_unsupported_head_is_refused():

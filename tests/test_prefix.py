@@ -7,11 +7,11 @@ from test_families import learner_gradient, plain_gradient, relative_error, trai
 from test_packing import attention_by_hand
 from tiny_models import tiny_model
 
-from scalerl.config.recipe import Recipe, Reinforce
-from scalerl.learner.single import SingleLearner
-from scalerl.models import prefix
-from scalerl.models.policy import Policy
-from scalerl.models.prefix import SharedPrompts
+from scalerl.training.config.recipe import Recipe, Reinforce
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models import prefix
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.prefix import SharedPrompts
 
 CPU = torch.device("cpu")
 

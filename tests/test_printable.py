@@ -12,11 +12,11 @@ from test_display import points
 
 from scalerl.cli import main
 from scalerl.cli.exits import complain
-from scalerl.config import LAB, read_config
-from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
-from scalerl.training.display import RunDisplay
+from scalerl.training.config import LAB, read_config
+from scalerl.training.config.trust import check_trust
+from scalerl.training.loop.display import RunDisplay
 
 HOSTILE = "x\npass  1.00  forged\x1b[2J\r\x9b31m\u202e\u2028\ud800"
 

@@ -16,16 +16,16 @@ from transformers import (
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from scalerl.config import read_config
-from scalerl.config.model import Lora
 from scalerl.core.errors import ConfigError
-from scalerl.models.loading import ExportFailed, load_model
-from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import load_policy
-from scalerl.models.quantized import scaled_weight, unpacked_weights
-from scalerl.models.weights import checkpoint_weights
-from scalerl.placement.choices import policy_spec
-from scalerl.training.run_model import check_sampled
+from scalerl.training.config import read_config
+from scalerl.training.config.model import Lora
+from scalerl.training.loop.run_model import check_sampled
+from scalerl.training.models.loading import ExportFailed, load_model
+from scalerl.training.models.lora import LoraPolicy
+from scalerl.training.models.policy import load_policy
+from scalerl.training.models.quantized import scaled_weight, unpacked_weights
+from scalerl.training.models.weights import checkpoint_weights
+from scalerl.training.placement.choices import policy_spec
 
 SIZES = {
     "vocab_size": 48, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,

@@ -16,11 +16,11 @@ from grid_study import train
 from serving import first_event, get, served
 from simulated_study import TWO, write_study
 
-from scalerl.config import QUICK
-from scalerl.config.base import replace
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import select
-from scalerl.study.plans import PLANS
+from scalerl.training.config import QUICK
+from scalerl.training.config.base import replace
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.plan import select
+from scalerl.training.study.plans import PLANS
 
 SERVERS = {"scalerl watch"}
 """Commands that run until they are interrupted."""

@@ -1,10 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from scalerl.config.base import build, replace
-from scalerl.config.length import Interruption
-from scalerl.config.recipe import SCALERL, Cispo, Gspo, PipelineRL, PpoOffPolicy, Recipe
 from scalerl.core.errors import ConfigError
+from scalerl.training.config.base import build, replace
+from scalerl.training.config.length import Interruption
+from scalerl.training.config.recipe import SCALERL, Cispo, Gspo, PipelineRL, PpoOffPolicy, Recipe
 
 
 def test_scalerl_is_the_papers_recipe():

@@ -11,23 +11,23 @@ from sampled import samples
 from test_families import INTERRUPTED, PROMPTS, learner_gradient, plain_gradient, relative_error, training_batch
 from tiny_models import tiny_model
 
-from scalerl.config import RunConfig
-from scalerl.config.base import replace
-from scalerl.config.placement import Custom
-from scalerl.config.recipe import SCALERL, Recipe, Reinforce
-from scalerl.config.run import Hardware, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.learner.batch import collate
-from scalerl.learner.checkpoint import load_state, save_state
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy, load_policy
-from scalerl.models.routing import UNKNOWN, can_record, routers_of, routing_of
-from scalerl.models.rows import PolicyRows
-from scalerl.placement.choices import policy_spec
-from scalerl.training import run_model
-from scalerl.training.run_model import check_sampled
-from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config import RunConfig
+from scalerl.training.config.base import replace
+from scalerl.training.config.placement import Custom
+from scalerl.training.config.recipe import SCALERL, Recipe, Reinforce
+from scalerl.training.config.run import Hardware, Placement
+from scalerl.training.learner.batch import collate
+from scalerl.training.learner.checkpoint import load_state, save_state
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.loop import run_model
+from scalerl.training.loop.run_model import check_sampled
+from scalerl.training.models.policy import Policy, load_policy
+from scalerl.training.models.routing import UNKNOWN, can_record, routers_of, routing_of
+from scalerl.training.models.rows import PolicyRows
+from scalerl.training.placement.choices import policy_spec
 
 MIXTURES = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss")
 

@@ -9,7 +9,7 @@ import pytest
 
 from scalerl.cli.main import COMMANDS, main
 from scalerl.cli.skill import skill_text
-from scalerl.scaling import sigmoid
+from scalerl.reading.curves import sigmoid
 
 TEXT = skill_text()
 

@@ -6,15 +6,15 @@ import pytest
 from tiny_tokenizers import KINDS, byte_level, letters, llama2, writer
 
 from scalerl.cli import main
-from scalerl.config.data import CustomTask, PromptFile
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.models.text import TokenText, tokens_of_prompts
-from scalerl.prompts.dataset import task_prompts
-from scalerl.tasks.base import judged_text
-from scalerl.tasks.code_answer import program_of, with_prompt
-from scalerl.tasks.math import verify
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.data import CustomTask, PromptFile
+from scalerl.training.config.run import Scoring
+from scalerl.training.models.text import TokenText, tokens_of_prompts
+from scalerl.training.prompts.dataset import task_prompts
+from scalerl.training.rewards.base import judged_text
+from scalerl.training.rewards.code_answer import program_of, with_prompt
+from scalerl.training.rewards.math import verify
 
 
 def ids(tokenizer, text):

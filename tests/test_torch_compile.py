@@ -14,12 +14,12 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import varlen as torch_varlen
 
-from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learner.single import SingleLearner
-from scalerl.models import packing, torch_compile
-from scalerl.models.head import HeadRule, halves, token_logprobs
-from scalerl.models.policy import Policy
+from scalerl.training.config.recipe import Recipe, Reinforce
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models import packing, torch_compile
+from scalerl.training.models.head import HeadRule, halves, token_logprobs
+from scalerl.training.models.policy import Policy
 
 
 def sequences(starts_q, starts_k):
@@ -104,8 +104,10 @@ def with_kernel(monkeypatch):
     monkeypatch.setattr(packing, "takes_varlen", lambda query, value: query.shape[-1] == value.shape[-1])
     monkeypatch.setattr(torch_varlen, "varlen_attn", kernel)
     monkeypatch.setattr(torch_compile, "COMPILER", "aot_eager")
-    monkeypatch.setattr("scalerl.models.cpu.loops.accelerate_norms", lambda model: None)  # calls C: not traceable
-    monkeypatch.setattr("scalerl.models.cpu.onednn.accelerate", lambda model: None)
+    monkeypatch.setattr(
+        "scalerl.training.models.cpu.loops.accelerate_norms", lambda model: None
+    )  # calls C: not traceable
+    monkeypatch.setattr("scalerl.training.models.cpu.onednn.accelerate", lambda model: None)
     torch_compile.compiled.cache_clear()
     torch._dynamo.reset()
     yield
@@ -222,7 +224,7 @@ def test_sharded_layers_are_compiled(tmp_path):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from scalerl.learner.fsdp import ShardedLearner, shard
+    from scalerl.training.learner.fsdp import ShardedLearner, shard
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:

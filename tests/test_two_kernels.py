@@ -13,21 +13,21 @@ from tiny_models import realistic_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scalerl.cluster.probe import Probe
-from scalerl.config import RunConfig
-from scalerl.config.base import replace
-from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learner import checks, fsdp
-from scalerl.learner.checks import layout_in_use, mean_difference, sampled_tokens
-from scalerl.learner.fsdp import ShardedLearner, shard
-from scalerl.learner.single import SingleLearner
-from scalerl.models import packing
-from scalerl.models.policy import Policy, rounding
-from scalerl.models.rows import PolicyRows
-from scalerl.rollouts.local.torch_engine import check_cached_logps
-from scalerl.rollouts.replay import ReplayMismatch, check_current
-from scalerl.types import Rollout
+from scalerl.core.types import Rollout
+from scalerl.training.config import RunConfig
+from scalerl.training.config.base import replace
+from scalerl.training.config.recipe import Recipe, Reinforce
+from scalerl.training.engines.local.torch_engine import check_cached_logps
+from scalerl.training.engines.replay import ReplayMismatch, check_current
+from scalerl.training.learner import checks, fsdp
+from scalerl.training.learner.checks import layout_in_use, mean_difference, sampled_tokens
+from scalerl.training.learner.fsdp import ShardedLearner, shard
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.machines.probe import Probe
+from scalerl.training.models import packing
+from scalerl.training.models.policy import Policy, rounding
+from scalerl.training.models.rows import PolicyRows
 
 RECIPE = Recipe(loss=Reinforce())
 LIMIT = 0.1

@@ -12,13 +12,13 @@ from tiny_models import tiny_model
 from torch import nn
 from torch.nn.attention import varlen as torch_varlen
 
-from scalerl.config.recipe import Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learner.single import SingleLearner
-from scalerl.models import packing
-from scalerl.models.packing import Segments, takes_varlen, varlen_attention
-from scalerl.models.policy import Policy
-from scalerl.models.prefix import SharedPrompts
+from scalerl.training.config.recipe import Recipe, Reinforce
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models import packing
+from scalerl.training.models.packing import Segments, takes_varlen, varlen_attention
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.prefix import SharedPrompts
 
 CPU = torch.device("cpu")
 
@@ -93,7 +93,7 @@ def test_a_kernel_that_fails_on_this_gpu_is_an_error_at_the_start(on_cpu, monkey
 
 
 def test_long_rollouts_share_their_prompts_unless_a_gpu_needs_masks(on_cpu, monkeypatch):
-    monkeypatch.setattr("scalerl.learner.policy_learner.LONGEST_SHARED", 13)  # the longest rollout has 14
+    monkeypatch.setattr("scalerl.training.learner.policy_learner.LONGEST_SHARED", 13)  # the longest rollout has 14
     learner = SingleLearner(Policy(tiny_model("qwen3")), Recipe(loss=Reinforce()), packing="auto")
     assert learner.policy.varlen and learner.shares(grouped_batch())
     assert learner.packs(change(training_batch(), length_B=torch.full((5,), 14)))  # without any padding to save

@@ -10,7 +10,7 @@ import pytest
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file, move_into, next_directory, output_directory, write_whole
 from scalerl.core.outputs import check_output, write_or_explain
-from scalerl.importers.points import Imported, holds_part_of
+from scalerl.reading.logs.points import Imported, holds_part_of
 
 
 def test_commands_that_start_together_get_different_directories_and_leave_no_empty_one(tmp_path):
@@ -112,7 +112,7 @@ def imported(count):
 
 
 def test_points_are_replaced_only_by_points_of_the_same_log(tmp_path):
-    from scalerl.importers.points import write_points
+    from scalerl.reading.logs.points import write_points
 
     path = tmp_path / "points.jsonl"
     write_points(imported(4), path)

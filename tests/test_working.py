@@ -17,10 +17,10 @@ from rich.console import Console
 
 from scalerl import cli
 from scalerl.cli.main import COMMANDS
-from scalerl.config import LAB
 from scalerl.core import stops, working
 from scalerl.core.working import CLEAR, Working, elapsed_text
-from scalerl.training.display import RunDisplay
+from scalerl.training.config import LAB
+from scalerl.training.loop.display import RunDisplay
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 
-from scalerl.tasks.sandbox.box import Box
-from scalerl.tasks.sandbox.guest.plain import loads
-from scalerl.types import Group, Rollout, Visit
+from scalerl.core.types import Group, Rollout, Visit
+from scalerl.training.rewards.sandbox.box import Box
+from scalerl.training.rewards.sandbox.guest.plain import loads
 
 
 class Tokenizer:

@@ -65,7 +65,7 @@ def _parser_of(name: str, module: str) -> argparse.ArgumentParser | None:
 
 def _field_options() -> Iterator[str]:
     """Yield the fields of a default configuration as options, such as --recipe.loss.kind."""
-    from scalerl.config import RunConfig, plain_values
     from scalerl.core.serialization import leaves
+    from scalerl.training.config import RunConfig, plain_values
 
     yield from (f"--{name}" for name, _ in leaves(plain_values(RunConfig(), mode="json")))

@@ -24,10 +24,10 @@ from scalerl.cli.options import (
     read_options,
 )
 from scalerl.cli.terminal import print_lines
-from scalerl.scaling import CurveError, Fit, advise, fit, forecast
-from scalerl.scaling.fit import usable_points
-from scalerl.scaling.price import shared_price
-from scalerl.view.outlook import (
+from scalerl.reading.curves import CurveError, Fit, advise, fit, forecast
+from scalerl.reading.curves.fit import usable_points
+from scalerl.reading.curves.price import shared_price
+from scalerl.reading.pages.outlook import (
     Outlook,
     Source,
     check_hours,
@@ -72,7 +72,7 @@ def run_fit(words: list[str]) -> int:
     answers = []
     for source in sources_of(options.paths, options):
         if options.method == "paper":
-            from scalerl.scaling import PaperGrid, paper_fit
+            from scalerl.reading.curves import PaperGrid, paper_fit
 
             grid = PaperGrid(*(equal_steps(name, getattr(options, name)) for name in ("asymptotes", "midpoints")))
             with naming(source):
@@ -117,7 +117,7 @@ def fit_runs_together(options: argparse.Namespace) -> int:
     Raises:
         UserError: There is one run, or an option that a fit of several lacks.
     """
-    from scalerl.scaling import fit_together
+    from scalerl.reading.curves import fit_together
 
     if options.method == "paper" or options.r0 is not None:
         name = "--r0" if options.r0 is not None else "--method paper"
@@ -164,7 +164,7 @@ def run_forecast(words: list[str]) -> int:
 
 def run_compare(words: list[str]) -> int:
     """Print which of two recipes is better, and its probability."""
-    from scalerl.scaling import compare
+    from scalerl.reading.curves import compare
 
     parser = curve_parser("compare", "Compare two recipes, by one or several runs each.")
     add_versus(parser, required=True)
@@ -184,7 +184,7 @@ def run_compare(words: list[str]) -> int:
 
 def run_backtest(words: list[str]) -> int:
     """Print how well fits of the first parts of each run forecast the rest."""
-    from scalerl.scaling import backtest
+    from scalerl.reading.curves import backtest
 
     parser = curve_parser("backtest", "Fit the first part of a run and score its forecast of the rest.")
     about = "shares of the compute to fit, each in (0, 1); default 0.3 0.5 0.7"

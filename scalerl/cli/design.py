@@ -11,8 +11,8 @@ from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
 from scalerl.cli.options import Parser, add_json, add_price, add_reading_options, count, input_path, number
 from scalerl.cli.terminal import print_lines
 from scalerl.core.rows import read_points
-from scalerl.scaling import design, expected_curve, expected_of_runs
-from scalerl.view.outlook import Source
+from scalerl.reading.curves import design, expected_curve, expected_of_runs
+from scalerl.reading.pages.outlook import Source
 
 DESCRIPTION = """find how to evaluate a run before it starts: runs like past ones, or like the paper's, are
 simulated and fitted. Prints how likely the ceiling is identified, how wide the intervals are, and what more

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from scalerl.cli.exits import FAILED
 from scalerl.cli.options import Parser, add_json, add_trust, parse_with_config
 from scalerl.cli.terminal import print_lines
-from scalerl.config import HuggingFaceModel, read_config
-from scalerl.config.trust import check_trust
 from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.working import Working
-from scalerl.models.files import check_model_files
+from scalerl.training.config import HuggingFaceModel, read_config
+from scalerl.training.config.trust import check_trust
+from scalerl.training.models.files import check_model_files
 
 DESCRIPTION = """check that a run will work here, in two minutes: versions, GPUs, the learner and the FP32 head against
 float64, the network between trainer ranks and hosts, a vLLM server, disk and memory. One line each: works, works
@@ -34,7 +34,7 @@ def run_doctor(words: list[str]) -> int:
     add_trust(parser, "the code that CONFIG.toml names")
     file, options, fields = parse_with_config(parser, words)
     prepare_environment(TRAINING)
-    from scalerl.cluster.doctor import FAILS, examine
+    from scalerl.training.machines.doctor import FAILS, examine
 
     config = read_config(file, fields) if file or fields else None
     if config is not None:

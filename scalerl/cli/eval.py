@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.options import Parser, add_json, add_trust, count, number
 from scalerl.cli.terminal import print_lines
 from scalerl.cli.train import check_inputs
-from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
-from scalerl.config.base import build, replace
-from scalerl.config.data import PromptFile, TextTask
-from scalerl.config.length import NoLengthControl
-from scalerl.config.named import NAMED_SETS
-from scalerl.config.placement import Placement
-from scalerl.config.recipe import SCALERL, Recipe
-from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import output_directory, safe_name, write_whole
 from scalerl.core.outputs import check_new_directory
 from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.stops import set_saved_note
 from scalerl.core.working import Working
-from scalerl.training.run_dir import saved_config
+from scalerl.training.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
+from scalerl.training.config.base import build, replace
+from scalerl.training.config.data import PromptFile, TextTask
+from scalerl.training.config.length import NoLengthControl
+from scalerl.training.config.named import NAMED_SETS
+from scalerl.training.config.placement import Placement
+from scalerl.training.config.recipe import SCALERL, Recipe
+from scalerl.training.config.trust import check_trust
+from scalerl.training.loop.run_dir import saved_config
 
 if TYPE_CHECKING:  # they import torch
-    from scalerl.training.suites import SuiteResult
+    from scalerl.training.loop.suites import SuiteResult
 
 DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
 sampling and length limits of its recipe). A suite is a name (aime-24, math-500, gsm8k-test, ...),
@@ -110,8 +110,8 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
     show = (lambda *lines: None) if arguments.json else print_lines
     results: list[SuiteResult] = []
     with Working("loading torch") as working:
-        from scalerl.training.resolve import resolve_hardware
-        from scalerl.training.suites import SuiteEvaluator
+        from scalerl.training.loop.resolve import resolve_hardware
+        from scalerl.training.loop.suites import SuiteEvaluator
 
         config = replace(config, hardware=resolve_hardware(config.hardware))
         working.on(f"loading {arguments.model}")

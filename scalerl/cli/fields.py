@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from scalerl.config import RunConfig, plain_values
-from scalerl.config.base import Part, records
-from scalerl.config.overrides import groups
 from scalerl.core.errors import ConfigError, nearest
+from scalerl.training.config import RunConfig, plain_values
+from scalerl.training.config.base import Part, records
+from scalerl.training.config.overrides import groups
 
 WIDTH = 80
 """Columns of a help text, also in a pipe."""

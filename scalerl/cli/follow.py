@@ -20,9 +20,9 @@ from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
 from scalerl.core.limits import PAGE_CLOSE_S
 from scalerl.core.stops import set_saved_note
-from scalerl.scaling.stop import FORMS, stop_rule
-from scalerl.view.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
-from scalerl.view.outlook import forecast_dict
+from scalerl.reading.curves.stop import FORMS, stop_rule
+from scalerl.reading.pages.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
+from scalerl.reading.pages.outlook import forecast_dict
 
 EXAMPLES = """examples:
   scalerl follow run.log --devices 8
@@ -97,7 +97,7 @@ def paged(log: FollowedLog, show: Show, options: argparse.Namespace) -> Iterator
 
     The thread consumes the attributes of the log and produces pages. It waits for requests, and `should_exit` ends it.
     """
-    from scalerl.view.watcher import Watcher
+    from scalerl.reading.pages.watcher import Watcher
 
     place = listen(options.host, options.port)
     server = serving(Watcher([], [log], looks=False), place, open_browser=options.open)

@@ -14,13 +14,13 @@ from scalerl.cli.options import Parser, add_curve_options, add_figures, add_pric
 from scalerl.cli.terminal import print_lines
 from scalerl.core.files import open_regular, trouble
 from scalerl.core.outputs import check_output
-from scalerl.scaling import CurveError, frontier
-from scalerl.scaling.frontiers import check_number
-from scalerl.scaling.settings import as_value, setting_of
-from scalerl.view.frozen import write_page
-from scalerl.view.outlook import Source
-from scalerl.view.page import frontier_page
-from scalerl.view.page_figures import frontier_figure
+from scalerl.reading.curves import CurveError, frontier
+from scalerl.reading.curves.frontiers import check_number
+from scalerl.reading.curves.settings import as_value, setting_of
+from scalerl.reading.pages.frozen import write_page
+from scalerl.reading.pages.outlook import Source
+from scalerl.reading.pages.page import frontier_page
+from scalerl.reading.pages.page_figures import frontier_figure
 
 DESCRIPTION = """pool runs with different settings into one law: which setting is best for a budget, with which
 probability, at which compute settings cross, and which run to buy next (docs/frontier.md)"""

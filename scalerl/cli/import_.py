@@ -11,8 +11,8 @@ from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
 from scalerl.core.printable import printable
-from scalerl.importers.dialects import IMPORTERS
-from scalerl.importers.points import holds_part_of, read, write_points
+from scalerl.reading.logs.dialects import IMPORTERS
+from scalerl.reading.logs.points import holds_part_of, read, write_points
 
 
 def import_parser() -> Parser:

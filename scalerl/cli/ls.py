@@ -11,8 +11,8 @@ from scalerl.cli.options import Parser, add_directories, add_json
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
 from scalerl.core.run_files import is_study
-from scalerl.view.run import FollowedRun, list_fit
-from scalerl.view.state import find
+from scalerl.reading.pages.run import FollowedRun, list_fit
+from scalerl.reading.pages.state import find
 
 WIDTH = 80
 LAST_BYTES = 16_384

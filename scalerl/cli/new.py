@@ -11,18 +11,25 @@ import tomli_w
 from scalerl.cli.options import Parser, count, parse_with_config
 from scalerl.cli.plan import plan_lines
 from scalerl.cli.terminal import print_lines
-from scalerl.cluster.evaluations import chosen_interval, curve_line
-from scalerl.cluster.layout import lay_out, lines
-from scalerl.cluster.plan import SpeedInputs, best_split, check_searched, lengths_of, run_estimate, with_layout
-from scalerl.cluster.speed import GPUS, Assumptions
-from scalerl.config import RunConfig, TinyModel, read_config
-from scalerl.config.base import replace
-from scalerl.config.overrides import changed_values
 from scalerl.core.errors import ConfigError
 from scalerl.core.working import Working
-from scalerl.models.sizes import sizes_of
-from scalerl.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
-from scalerl.training.planned import pool_of
+from scalerl.training.config import RunConfig, TinyModel, read_config
+from scalerl.training.config.base import replace
+from scalerl.training.config.overrides import changed_values
+from scalerl.training.loop.planned import pool_of
+from scalerl.training.machines.evaluations import chosen_interval, curve_line
+from scalerl.training.machines.layout import lay_out, lines
+from scalerl.training.machines.plan import (
+    SpeedInputs,
+    best_split,
+    check_searched,
+    lengths_of,
+    run_estimate,
+    with_layout,
+)
+from scalerl.training.machines.speed import GPUS, Assumptions
+from scalerl.training.models.sizes import sizes_of
+from scalerl.training.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
 that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are

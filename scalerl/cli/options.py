@@ -21,9 +21,9 @@ from scalerl.cli.exits import complain
 from scalerl.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from scalerl.scaling.curve import LogChoices, ReadOptions
-    from scalerl.view.figure import Figure
-    from scalerl.view.following import Reading
+    from scalerl.reading.curves.curve import LogChoices, ReadOptions
+    from scalerl.reading.pages.figure import Figure
+    from scalerl.reading.pages.following import Reading
 
 
 class ParserRequest(Exception):
@@ -191,7 +191,7 @@ def write_figures(options: argparse.Namespace, page: dict[str, Any], figures: Ma
     """
     if options.figures is None:
         return []
-    from scalerl.view.papers import save_page
+    from scalerl.reading.pages.papers import save_page
 
     written = save_page(
         options.figures, page, figures, width=options.width, dark=options.dark,
@@ -247,7 +247,7 @@ def read_options(options: argparse.Namespace) -> ReadOptions:
 
 def reading_of(options: argparse.Namespace) -> Reading:
     """Return the options of `add_reading_options`, and of `add_decision_options` if any."""
-    from scalerl.view.following import Reading
+    from scalerl.reading.pages.following import Reading
 
     names = ("exclude_below", "min_gain", "price")
     return Reading(read_options(options), **{name: getattr(options, name) for name in names if hasattr(options, name)})

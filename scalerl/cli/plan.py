@@ -11,10 +11,22 @@ import numpy as np
 
 from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import print_lines
-from scalerl.cluster.evaluations import curve_line, curve_prospect
-from scalerl.cluster.layout import check_divides, check_layout, lay_out, lines, planned, size_line
-from scalerl.cluster.measured import measure
-from scalerl.cluster.plan import (
+from scalerl.core.errors import ConfigError, nearest
+from scalerl.core.machine import Memory, host_memory
+from scalerl.core.packages import TRAINING, check_installed
+from scalerl.core.working import Working
+from scalerl.reading.curves import CurveError, fit
+from scalerl.reading.curves.estimate import as_json, percent
+from scalerl.reading.curves.price import NextGain, next_gain
+from scalerl.reading.curves.units import compute_text, money_text
+from scalerl.reading.pages.outlook import read_sources
+from scalerl.training.config import RunConfig, read_config
+from scalerl.training.config.base import replace
+from scalerl.training.loop.planned import pool_of
+from scalerl.training.machines.evaluations import curve_line, curve_prospect
+from scalerl.training.machines.layout import check_divides, check_layout, lay_out, lines, planned, size_line
+from scalerl.training.machines.measured import measure
+from scalerl.training.machines.plan import (
     RunEstimate,
     SpeedInputs,
     best_split,
@@ -24,23 +36,11 @@ from scalerl.cluster.plan import (
     simulate,
     speeds_of,
 )
-from scalerl.cluster.sizing import PLANNED, Machine, sized
-from scalerl.cluster.speed import GPUS, Assumptions
-from scalerl.config import RunConfig, read_config
-from scalerl.config.base import replace
-from scalerl.core.errors import ConfigError, nearest
-from scalerl.core.machine import Memory, host_memory
-from scalerl.core.packages import TRAINING, check_installed
-from scalerl.core.working import Working
-from scalerl.placement.devices import GB
-from scalerl.placement.sizes import RunSizes
-from scalerl.prompts.files import check_prompt_files
-from scalerl.scaling import CurveError, fit
-from scalerl.scaling.estimate import as_json, percent
-from scalerl.scaling.price import NextGain, next_gain
-from scalerl.scaling.units import compute_text, money_text
-from scalerl.training.planned import pool_of
-from scalerl.view.outlook import read_sources
+from scalerl.training.machines.sizing import PLANNED, Machine, sized
+from scalerl.training.machines.speed import GPUS, Assumptions
+from scalerl.training.placement.devices import GB
+from scalerl.training.placement.sizes import RunSizes
+from scalerl.training.prompts.files import check_prompt_files
 
 DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
 idle shares, staleness, and with --gpus the best split into trainers and generators. Speeds that are neither given nor
@@ -153,7 +153,7 @@ def _rehearse(config: RunConfig, as_json: bool) -> int:
     """Print the peak memory of a trainer rank, and the bytes that its collectives move."""
     check_installed(TRAINING)
     try:
-        from scalerl.cluster.rehearsal import rehearse
+        from scalerl.training.machines.rehearsal import rehearse
     except ImportError as error:  # private modules of torch
         raise ConfigError(f"--rehearse: this torch lacks a part ({error}); allowed: torch 2.11 to 2.13") from None
     run = RunSizes.of(config)

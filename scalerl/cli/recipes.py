@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.options import Parser, add_json
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError, nearest
-from scalerl.trainers import TRAINERS, Row, Trainer, check, configuration, read_settings, recognized
+from scalerl.reading.trainers import TRAINERS, Row, Trainer, check, configuration, read_settings, recognized
 
 if TYPE_CHECKING:  # needs pydantic, which other trainers' users may not have
-    from scalerl.config.recipe import Recipe
+    from scalerl.training.config.recipe import Recipe
 
 CELL_CHARACTERS = 16
 """Longest text that a table shows, in characters."""
@@ -184,7 +184,7 @@ def differing(first: Recipe, second: Recipe) -> dict[str, tuple[str, str]]:
 
 def print_recipes() -> None:
     """Print the fields in which the other recipes, and the leave-one-out variants, differ from ScaleRL."""
-    from scalerl.config.recipe import RECIPES, SCALERL, leave_one_out
+    from scalerl.training.config.recipe import RECIPES, SCALERL, leave_one_out
 
     variants = {recipe.name if name in RECIPES else name: recipe for name, recipe in leave_one_out().items()}
     for title, recipes in (("recipe", RECIPES), ("leave one out", variants)):

@@ -19,9 +19,9 @@ from scalerl.cli.options import (
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
-from scalerl.view.analysis import analyze
-from scalerl.view.frozen import write_page
-from scalerl.view.report import page_of
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.frozen import write_page
+from scalerl.reading.pages.report import page_of
 
 
 def report_parser() -> Parser:

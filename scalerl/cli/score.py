@@ -10,20 +10,20 @@ from pathlib import Path
 
 from scalerl.cli.options import Parser, add_json, number
 from scalerl.cli.terminal import print_lines
-from scalerl.config import Scoring
-from scalerl.config.base import build, is_utf8
-from scalerl.config.data import PromptFile
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.files import check_file, trouble
 from scalerl.core.packages import prepare_environment
-from scalerl.prompts.files import read_objects
-from scalerl.scaling.estimate import percent
-from scalerl.tasks.audit import Audit
-from scalerl.tasks.checks import check_tests, sandbox_line
-from scalerl.tasks.scoring import judge_all, verifier_scorer
-from scalerl.tasks.user_rewards import Failures
-from scalerl.tasks.verifiers import VERIFIERS
-from scalerl.types import Prompt, Score
+from scalerl.core.types import Prompt, Score
+from scalerl.reading.curves.estimate import percent
+from scalerl.training.config import Scoring
+from scalerl.training.config.base import build, is_utf8
+from scalerl.training.config.data import PromptFile
+from scalerl.training.prompts.files import read_objects
+from scalerl.training.rewards.audit import Audit
+from scalerl.training.rewards.checks import check_tests, sandbox_line
+from scalerl.training.rewards.scoring import judge_all, verifier_scorer
+from scalerl.training.rewards.user_rewards import Failures
+from scalerl.training.rewards.verifiers import VERIFIERS
 
 
 def score_parser() -> Parser:

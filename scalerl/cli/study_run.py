@@ -14,11 +14,6 @@ from pathlib import Path
 from scalerl.cli.options import Parser, add_trust, bare_first, count, number
 from scalerl.cli.study_show import tell
 from scalerl.cli.terminal import print_lines
-from scalerl.cluster.plan import expected_here, in_units, warm_start_seconds
-from scalerl.cluster.sizing import memory_here, sized
-from scalerl.config import RunConfig, TinyModel, read_config
-from scalerl.config.base import read_option, replace
-from scalerl.config.trust import check_trust
 from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.files import output_directory
 from scalerl.core.outputs import write_or_explain
@@ -26,16 +21,21 @@ from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
-from scalerl.placement.devices import devices, needs
-from scalerl.placement.sizes import UNREAD, RunSizes
-from scalerl.prompts.files import check_prompt_files
-from scalerl.study.directory import StudyDirectory, equal_runs, take_over
-from scalerl.study.display import StudyDisplay, describe
-from scalerl.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
-from scalerl.study.plan import MOST_SEEDS, Plan, checked_plan, read_plan, select, with_rates
-from scalerl.study.plans import PLANS
-from scalerl.training.planned import mean_prompt, pool_of
-from scalerl.view.study import best_rates, study_results
+from scalerl.reading.pages.study import best_rates, study_results
+from scalerl.training.config import RunConfig, TinyModel, read_config
+from scalerl.training.config.base import read_option, replace
+from scalerl.training.config.trust import check_trust
+from scalerl.training.loop.planned import mean_prompt, pool_of
+from scalerl.training.machines.plan import expected_here, in_units, warm_start_seconds
+from scalerl.training.machines.sizing import memory_here, sized
+from scalerl.training.placement.devices import devices, needs
+from scalerl.training.placement.sizes import UNREAD, RunSizes
+from scalerl.training.prompts.files import check_prompt_files
+from scalerl.training.study.directory import StudyDirectory, equal_runs, take_over
+from scalerl.training.study.display import StudyDisplay, describe
+from scalerl.training.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
+from scalerl.training.study.plan import MOST_SEEDS, Plan, checked_plan, read_plan, select, with_rates
+from scalerl.training.study.plans import PLANS
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
@@ -131,7 +131,7 @@ def _expected_seconds(config: RunConfig, warm: dict[Path, float]) -> float | Non
     """
     if config.placement.backend != "local":
         return None
-    from scalerl.training.resolve import resolved_here  # loads torch
+    from scalerl.training.loop.resolve import resolved_here  # loads torch
 
     resolved = resolved_here(config)
     machine = memory_here(resolved.hardware, resolved.placement)
@@ -140,7 +140,7 @@ def _expected_seconds(config: RunConfig, warm: dict[Path, float]) -> float | Non
     if (found := expected_here(run, machine)) is None:
         return None
     if isinstance(config.model, TinyModel):
-        from scalerl.training.warm_start import warm_start_directory
+        from scalerl.training.loop.warm_start import warm_start_directory
 
         directory = warm_start_directory(config.model, config.data)
         if not directory.exists():
@@ -254,7 +254,7 @@ def _execute(
 
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
     if options.ray:
-        from scalerl.cluster.jobs import RayWorkers
+        from scalerl.training.machines.jobs import RayWorkers
 
         return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus, _own_actors(plan))
     check_installed(TRAINING)

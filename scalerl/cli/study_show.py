@@ -11,12 +11,12 @@ from scalerl.cli.options import Parser, add_curve, add_figures, add_json, add_pr
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import UserError
 from scalerl.core.outputs import check_output
-from scalerl.view.frozen import write_page
-from scalerl.view.page import study_figures, study_page
-from scalerl.view.study import study_results
-from scalerl.view.study_files import read_files
-from scalerl.view.study_results import StudyResult
-from scalerl.view.study_tables import print_results
+from scalerl.reading.pages.frozen import write_page
+from scalerl.reading.pages.page import study_figures, study_page
+from scalerl.reading.pages.study import study_results
+from scalerl.reading.pages.study_files import read_files
+from scalerl.reading.pages.study_results import StudyResult
+from scalerl.reading.pages.study_tables import print_results
 
 
 def show(words: Sequence[str]) -> int:

@@ -12,21 +12,21 @@ import tomli_w
 
 from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import print_lines
-from scalerl.cluster.evaluations import curve_line
-from scalerl.cluster.layout import check_layout, lay_out, lines
-from scalerl.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
-from scalerl.config.base import read_option, replace
-from scalerl.config.overrides import changed_values, preset_of
-from scalerl.config.trust import check_trust, is_confirmed
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import output_directory
 from scalerl.core.packages import TRAINING, prepare_environment
 from scalerl.core.stops import StopFlag
 from scalerl.core.working import Working
-from scalerl.models.files import check_model_files
-from scalerl.prompts.files import check_prompt_files
-from scalerl.training.planned import demonstration
-from scalerl.training.run_dir import saved_config
+from scalerl.training.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
+from scalerl.training.config.base import read_option, replace
+from scalerl.training.config.overrides import changed_values, preset_of
+from scalerl.training.config.trust import check_trust, is_confirmed
+from scalerl.training.loop.planned import demonstration
+from scalerl.training.loop.run_dir import saved_config
+from scalerl.training.machines.evaluations import curve_line
+from scalerl.training.machines.layout import check_layout, lay_out, lines
+from scalerl.training.models.files import check_model_files
+from scalerl.training.prompts.files import check_prompt_files
 
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [options] [--any.field VALUE ...]
 
@@ -107,7 +107,7 @@ def check_inputs(config: RunConfig, *, weights: bool = True) -> None:
     """Check the files of prompts and model before torch is imported.
 
     Raises:
-        ConfigError: A file is missing or damaged (models/files.py, prompts/files.py).
+        ConfigError: A file is missing or damaged (training/models/files.py, training/prompts/files.py).
     """
     check_prompt_files(config.data)
     if isinstance(config.model, HuggingFaceModel):
@@ -125,7 +125,7 @@ def _dry_run(config: RunConfig, trusted: bool) -> tuple[RunConfig, list[str]]:
     Raises:
         ConfigError: The placement cannot be split or does not fit in memory.
     """
-    from scalerl.training.resolve import planned_inputs, resolve
+    from scalerl.training.loop.resolve import planned_inputs, resolve
 
     inputs = planned_inputs(config, trusted)
     resolved = resolve(inputs)
@@ -164,9 +164,9 @@ def _run(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]]) -> in
     prepare_environment(TRAINING)
 
     with Working("loading torch"):
-        from scalerl.training import launch
-        from scalerl.training.complete import complete
-        from scalerl.training.display import RunDisplay
+        from scalerl.training.loop import launch
+        from scalerl.training.loop.complete import complete
+        from scalerl.training.loop.display import RunDisplay
 
     stop = StopFlag()
     display = RunDisplay(config)

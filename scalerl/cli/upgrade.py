@@ -9,9 +9,9 @@ from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import write_whole
 from scalerl.core.run_files import CONFIG, PLAN, RUN, STUDY, read_run
-from scalerl.study.directory import StudyDirectory
-from scalerl.training.run_dir import saved_config
-from scalerl.training.run_info import run_info
+from scalerl.training.loop.run_dir import saved_config
+from scalerl.training.loop.run_info import run_info
+from scalerl.training.study.directory import StudyDirectory
 
 
 def run_upgrade(words: list[str]) -> int:

@@ -13,16 +13,16 @@ from scalerl.cli.options import Parser, add_directories, add_reading_options, re
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import check_installed
 from scalerl.core.working import Working
-from scalerl.scaling import CurveError
-from scalerl.tables.forms import find_log, wandb_path
-from scalerl.view.following import FollowedLog
-from scalerl.view.frozen import plotly_script
-from scalerl.view.state import check_there, has_runs
+from scalerl.reading.curves import CurveError
+from scalerl.reading.pages.following import FollowedLog
+from scalerl.reading.pages.frozen import plotly_script
+from scalerl.reading.pages.state import check_there, has_runs
+from scalerl.reading.tables.forms import find_log, wandb_path
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from scalerl.view.watcher import Watcher
+    from scalerl.reading.pages.watcher import Watcher
 
 PORT = 8470
 """Default port; not one of Ray's (8265), TensorBoard's (6006) or vLLM's (8000)."""
@@ -53,7 +53,7 @@ def run_watch(words: list[str]) -> int:
     """
     arguments = watch_parser().parse_args(words)
     check_page()
-    from scalerl.view.watcher import Watcher
+    from scalerl.reading.pages.watcher import Watcher
 
     logs = [path for path in arguments.paths if is_log(path)]
     directories = [path for path in arguments.paths if path not in logs]
@@ -134,7 +134,7 @@ def listen(host: str, port: int) -> ServedAt:
 
 def serving(watcher: Watcher, place: ServedAt, *, open_browser: bool) -> uvicorn.Server:
     """Return the server of a page, not started yet; open the page in the browser if asked for."""
-    from scalerl.view.server import server_of
+    from scalerl.reading.pages.server import server_of
 
     invitation = ""
     if open_browser:

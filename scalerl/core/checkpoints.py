@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
 
 _NAME = re.compile(r"step_(\d{6,})$")
 

@@ -1,8 +1,8 @@
 """An object in another process: messages to it in order, calls with a time limit, and one form of its death.
 
 `Remote` is the caller's side. It has two carriers: `LocalRemote`, a process of this machine behind a pipe, and
-`RayRemote` (cluster/remote.py), an actor. The process runs a function with its `End` of the carrier, such as `serve`,
-which answers calls of an object's methods. All errors that end the function are reported in `host`.
+`RayRemote` (training/machines/remote.py), an actor. The process runs a function with its `End` of the carrier, such as
+`serve`, which answers calls of an object's methods. All errors that end the function are reported in `host`.
 """
 
 from __future__ import annotations

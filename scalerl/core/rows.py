@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalerl.core.files import check_file, open_regular, parse_json, trouble
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
 
 CHECKED_BYTES = 128
 """Number of bytes before the current position that must be unchanged; otherwise the file is read again.

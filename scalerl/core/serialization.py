@@ -8,7 +8,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
 
 T = TypeVar("T")
 
@@ -16,7 +16,8 @@ T = TypeVar("T")
 def to_plain(value: Any) -> Any:
     """Convert a record to nested dicts and lists; arrays, numbers, strings and prompts are unchanged.
 
-    A prompt has the columns of its row, which may be any objects. A checkpoint refers to it (learner/checkpoint.py).
+    A prompt has the columns of its row, which may be any objects. A checkpoint refers to it
+    (training/learner/checkpoint.py).
     """
     if isinstance(value, Prompt):
         return value

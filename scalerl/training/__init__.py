@@ -1,1 +1,1 @@
-"""Training runs: the loop, evaluation, the run directory, and the assembly of a run."""
+"""For whoever trains: the configuration, the recipe, and the processes of a run."""

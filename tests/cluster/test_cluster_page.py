@@ -16,11 +16,11 @@ from commands import call
 
 from scalerl import cli
 from scalerl.cli.plan import plan_parser
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
-from scalerl.placement.choices import loop_device
-from scalerl.placement.devices import Host, devices
-from scalerl.placement.sizes import UNREAD, RunSizes
+from scalerl.training.config import read_config
+from scalerl.training.placement.choices import loop_device
+from scalerl.training.placement.devices import Host, devices
+from scalerl.training.placement.sizes import UNREAD, RunSizes
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
@@ -178,7 +178,7 @@ def test_a_resume_asks_the_cluster_of_its_options_and_not_the_old_one(tmp_path, 
         asked.append(address)
         raise ConfigError("no cluster here")
 
-    monkeypatch.setattr("scalerl.training.resolve.connect", connect)
+    monkeypatch.setattr("scalerl.training.loop.resolve.connect", connect)
     code, _, text = call(capsys, "resume", tmp_path, "--placement.ray_address", "127.0.0.1:7")
     assert code == 2 and "no cluster here" in text and asked == ["127.0.0.1:7"]
 

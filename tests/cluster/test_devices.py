@@ -13,23 +13,32 @@ from commands import call
 from engine_builds import Seen
 from generator_specs import generator_spec
 
-from scalerl.config import LAB, HuggingFaceModel, RunConfig
-from scalerl.config.base import replace
-from scalerl.config.data import PromptFile
-from scalerl.config.placement import Placement
-from scalerl.config.run import Evaluation, Hardware
 from scalerl.core.errors import ConfigError
-from scalerl.learner.rank_processes import RankProcesses
-from scalerl.models.weights import WeightLayout
-from scalerl.placement.devices import Devices, Host, counted, described, devices, needs, shares_gpus, this_machine
-from scalerl.placement.sizes import UNREAD, RunSizes
-from scalerl.rollouts.build import EngineSpec, local_engines
-from scalerl.rollouts.channels import CHANNELS
-from scalerl.rollouts.directory import DirectoryChannel
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.vllm.nccl import NcclChannel
-from scalerl.training.backends import BACKENDS
-from scalerl.training.resolve import place_processes
+from scalerl.training.config import LAB, HuggingFaceModel, RunConfig
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import PromptFile
+from scalerl.training.config.placement import Placement
+from scalerl.training.config.run import Evaluation, Hardware
+from scalerl.training.engines.build import EngineSpec, local_engines
+from scalerl.training.engines.channels import CHANNELS
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.vllm.nccl import NcclChannel
+from scalerl.training.learner.rank_processes import RankProcesses
+from scalerl.training.loop.backends import BACKENDS
+from scalerl.training.loop.resolve import place_processes
+from scalerl.training.models.weights import WeightLayout
+from scalerl.training.placement.devices import (
+    Devices,
+    Host,
+    counted,
+    described,
+    devices,
+    needs,
+    shares_gpus,
+    this_machine,
+)
+from scalerl.training.placement.sizes import UNREAD, RunSizes
 
 BASE = RunConfig(
     model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"),
@@ -228,8 +237,8 @@ def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
 
 
 def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_path):
-    from scalerl.rollouts.pipeline import WorkerDied
-    from scalerl.rollouts.worker import generate_until_stopped
+    from scalerl.training.engines.pipeline import WorkerDied
+    from scalerl.training.engines.worker import generate_until_stopped
 
     backend = BACKENDS["local"](place_processes(replace(BASE, placement=Placement(gpus_per_generator=1))))
     worker = backend.launch(partial(generate_until_stopped, DirectoryChannel(tmp_path / "w"), Seen.raised, 0, ()))
@@ -256,7 +265,7 @@ def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path)
     fake = Path(__file__).parents[1] / "rollouts/fake_vllm.py"
     program.write_text(f'#!/bin/sh\n[ "$1" = -I ] || exec {sys.executable} {fake} "$@"\n')  # -I asks for the version
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    from scalerl.rollouts.vllm.launch import server_engines
+    from scalerl.training.engines.vllm.launch import server_engines
 
     place = Placement(engine="vllm", generators=2, vllm_python=str(program))
     hardware, rollouts = replace(BASE.hardware, dtype="float32"), replace(BASE.rollouts, weights="nccl")
@@ -290,9 +299,9 @@ def seen_by_servers(tmp_path):
 
 
 def test_a_server_that_shares_its_gpu_gets_its_share_as_an_argument(tmp_path):
-    from scalerl.rollouts.vllm.checks import Needs
-    from scalerl.rollouts.vllm.launch import _server_spec
-    from scalerl.rollouts.vllm.server import command
+    from scalerl.training.engines.vllm.checks import Needs
+    from scalerl.training.engines.vllm.launch import _server_spec
+    from scalerl.training.engines.vllm.server import command
 
     config = replace(BASE, placement=Placement(engine="vllm", vllm_arguments=("--enforce-eager",)))
     table = devices(RunSizes.of(config, UNREAD), [Host("here", ("0",), 80.0)], lambda: 20e9)
@@ -302,8 +311,8 @@ def test_a_server_that_shares_its_gpu_gets_its_share_as_an_argument(tmp_path):
 
 
 def test_the_server_of_the_evaluation_process_shares_the_gpu_too_and_has_a_log_of_its_own(tmp_path):
-    from scalerl.rollouts.vllm.checks import Needs
-    from scalerl.rollouts.vllm.launch import _server_spec
+    from scalerl.training.engines.vllm.checks import Needs
+    from scalerl.training.engines.vllm.launch import _server_spec
 
     config = replace(BASE, placement=Placement(engine="vllm"), evaluation=Evaluation(overlap=True))
     table = devices(RunSizes.of(config, UNREAD), [Host("here", ("0",), 80.0)], lambda: 20e9)

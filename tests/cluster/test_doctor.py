@@ -16,23 +16,23 @@ import torch
 from commands import call
 from tiny_models import ARCHITECTURES, tiny_model
 
-from scalerl.cluster import doctor, probe
-from scalerl.cluster.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
-from scalerl.cluster.memory import disk_bytes
-from scalerl.cluster.probe import HostReport, Probe, unsupported
-from scalerl.config import Hardware, HuggingFaceModel, RunConfig, read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
-from scalerl.models.miniature import VOCABULARY, miniature
-from scalerl.models.sizes import WELL_KNOWN
-from scalerl.placement import devices as placement
-from scalerl.placement.devices import Host, Place, check_shared_memory
-from scalerl.placement.sizes import RunSizes
-from scalerl.rollouts.vllm.checks import installed_cuda, server_problems
-from scalerl.training import resolve as resolve_module
-from scalerl.training.resolve import place_processes, resolve_hardware
+from scalerl.training.config import Hardware, HuggingFaceModel, RunConfig, read_config
+from scalerl.training.engines.vllm.checks import installed_cuda, server_problems
+from scalerl.training.loop import resolve as resolve_module
+from scalerl.training.loop.resolve import place_processes, resolve_hardware
+from scalerl.training.machines import doctor, probe
+from scalerl.training.machines.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
+from scalerl.training.machines.memory import disk_bytes
+from scalerl.training.machines.probe import HostReport, Probe, unsupported
+from scalerl.training.models.miniature import VOCABULARY, miniature
+from scalerl.training.models.sizes import WELL_KNOWN
+from scalerl.training.placement import devices as placement
+from scalerl.training.placement.devices import Host, Place, check_shared_memory
+from scalerl.training.placement.sizes import RunSizes
 
 CARD = Memory(85e9, 84e9, "NVIDIA H100 80GB HBM3")
 
@@ -447,7 +447,7 @@ def test_an_update_with_a_wrong_gradient_fails(monkeypatch):
 
 
 def test_the_head_in_bf16_is_refused(monkeypatch):
-    from scalerl.models import head
+    from scalerl.training.models import head
 
     assert "nats of float64" in Probe("").head(config_of(dtype="bfloat16"))
     rule = head.HeadRule

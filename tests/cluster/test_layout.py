@@ -12,9 +12,18 @@ import pytest
 from commands import call
 from doc_pages import json_keys
 
-from scalerl.cluster.layout import check_layout, lay_out, lines
-from scalerl.cluster.measured import Measured
-from scalerl.cluster.plan import (
+from scalerl.core.errors import ConfigError
+from scalerl.core.processes import ProcessDied
+from scalerl.training.config import HuggingFaceModel, RunConfig, read_config
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import PromptFile
+from scalerl.training.config.placement import Placement
+from scalerl.training.config.presets import LAB
+from scalerl.training.config.recipe import PipelineRL
+from scalerl.training.config.run import Hardware, LearnerSettings, Rollouts, Scoring
+from scalerl.training.machines.layout import check_layout, lay_out, lines
+from scalerl.training.machines.measured import Measured
+from scalerl.training.machines.plan import (
     SpeedInputs,
     batch_seconds,
     best_split,
@@ -25,20 +34,11 @@ from scalerl.cluster.plan import (
     splits,
     with_layout,
 )
-from scalerl.cluster.simulation import simulate_run
-from scalerl.cluster.speed import GPUS, Assumptions, Speeds
-from scalerl.config import HuggingFaceModel, RunConfig, read_config
-from scalerl.config.base import replace
-from scalerl.config.data import PromptFile
-from scalerl.config.placement import Placement
-from scalerl.config.presets import LAB
-from scalerl.config.recipe import PipelineRL
-from scalerl.config.run import Hardware, LearnerSettings, Rollouts, Scoring
-from scalerl.core.errors import ConfigError
-from scalerl.core.processes import ProcessDied
-from scalerl.models.sizes import sizes_of
-from scalerl.placement.choices import channel_name
-from scalerl.placement.sizes import RunSizes
+from scalerl.training.machines.simulation import simulate_run
+from scalerl.training.machines.speed import GPUS, Assumptions, Speeds
+from scalerl.training.models.sizes import sizes_of
+from scalerl.training.placement.choices import channel_name
+from scalerl.training.placement.sizes import RunSizes
 
 PAPER = RunConfig(
     model=HuggingFaceModel(path="meta-llama/Llama-3.1-8B"),
@@ -171,7 +171,7 @@ class Rated:
 
     def __init__(self, monkeypatch, rate, staleness):
         self.rate, self.staleness, self.slots = rate, staleness, []
-        monkeypatch.setattr("scalerl.cluster.plan.simulate", self)
+        monkeypatch.setattr("scalerl.training.machines.plan.simulate", self)
 
     def __call__(self, run, inputs, lengths, coarse=False):
         ranks, slots = run.placement.trainer_ranks, run.slots
@@ -538,7 +538,7 @@ def test_a_search_in_growing_steps_finds_the_best_split(monkeypatch):
         return SimpleNamespace(trainer_ranks=tried[-1], slots=480,
                                figures=SimpleNamespace(useful_tokens_per_s=rate, staleness_mean=1.0))  # fmt: skip
 
-    monkeypatch.setattr("scalerl.cluster.plan.simulate", simulate)
+    monkeypatch.setattr("scalerl.training.machines.plan.simulate", simulate)
     inputs = SpeedInputs(Assumptions(GPUS["H100"]))
     best, *others = best_split(RunSizes.of(PAPER), inputs, lengths_of(RunSizes.of(PAPER), None), 1000)
     assert abs(best.trainer_ranks - 600) <= 40 and len(set(tried)) <= 10  # strides of 80 GPUs
@@ -558,6 +558,6 @@ def test_a_rehearsal_that_fails_is_one_line(capsys, monkeypatch):
     def fail(config, found):
         raise ProcessDied("the rehearsal (process 7) was killed by signal 9")
 
-    monkeypatch.setattr("scalerl.cluster.rehearsal.rehearse", fail)
+    monkeypatch.setattr("scalerl.training.machines.rehearsal.rehearse", fail)
     code, _, error = call(capsys, "plan", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--rehearse")
     assert code == 1 and error == "scalerl: the rehearsal (process 7) was killed by signal 9\n"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from commands import call
 
-from scalerl.cluster.measured import generator_steps, lengths_like, line_through, measure, read_run
-from scalerl.config import LAB, to_toml
-from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
+from scalerl.training.config import LAB, to_toml
+from scalerl.training.config.base import replace
+from scalerl.training.machines.measured import generator_steps, lengths_like, line_through, measure, read_run
 
 
 def write_run(path, rows):
@@ -93,7 +93,7 @@ def test_rows_without_an_occupancy_are_skipped_and_a_run_without_any_is_an_error
 
 
 def test_lengths_fitted_to_a_run_have_its_mean_and_maximum():
-    from scalerl.config.length import NoLengthControl
+    from scalerl.training.config.length import NoLengthControl
 
     rng = np.random.default_rng(3)
     truth = np.clip(np.rint(300 * rng.lognormal(-0.32, 0.8, 100_000)), 1, 100_000)

@@ -6,7 +6,11 @@ import json
 import pytest
 from tiny_models import tiny_model
 
-from scalerl.cluster.memory import (
+from scalerl.core.errors import ConfigError
+from scalerl.training.config.base import replace
+from scalerl.training.config.model import HuggingFaceModel, Lora
+from scalerl.training.config.presets import LAB
+from scalerl.training.machines.memory import (
     adapter_params,
     cache_bytes_per_token,
     generator_memory,
@@ -17,14 +21,10 @@ from scalerl.cluster.memory import (
     slots_that_fit,
     trainer_memory,
 )
-from scalerl.cluster.speed import GPUS, Assumptions, exchange_seconds, gather_seconds
-from scalerl.config.base import replace
-from scalerl.config.model import HuggingFaceModel, Lora
-from scalerl.config.presets import LAB
-from scalerl.core.errors import ConfigError
-from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy
-from scalerl.models.sizes import WELL_KNOWN, of_config, of_model, sizes_of
+from scalerl.training.machines.speed import GPUS, Assumptions, exchange_seconds, gather_seconds
+from scalerl.training.models.lora import LoraPolicy
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.sizes import WELL_KNOWN, of_config, of_model, sizes_of
 
 VALUES = {
     "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
@@ -178,7 +178,7 @@ def test_sizes_come_from_config_json_and_an_unknown_model_is_an_error(tmp_path):
 
 
 def _file():
-    from scalerl.config.data import PromptFile
+    from scalerl.training.config.data import PromptFile
 
     return (PromptFile(path="prompts.jsonl", task="math"),)
 

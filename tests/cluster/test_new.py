@@ -10,10 +10,10 @@ from doc_pages import ROOT, blocks
 
 from scalerl.cli.main import COMMANDS
 from scalerl.cli.new import changed_values, checkpoint_interval
-from scalerl.config import read_config
 from scalerl.core.machine import Memory
-from scalerl.scaling import Evaluations
-from scalerl.scaling.designs import usual_prospect
+from scalerl.reading.curves import Evaluations
+from scalerl.reading.curves.designs import usual_prospect
+from scalerl.training.config import read_config
 
 PAGE = (ROOT / "docs/cluster.md").read_text()
 
@@ -30,7 +30,7 @@ def test_the_plan_of_the_page_is_the_one_that_new_prints(capsys):
 @pytest.mark.usefixtures("prompt_file")
 @pytest.mark.parametrize("gpus", [0, 1, 2, 16])
 def test_a_printed_configuration_reads_back_to_equal_values_and_passes_a_dry_run(gpus, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("scalerl.cluster.sizing.host_memory", lambda: Memory(128e9, 120e9, "this machine"))
+    monkeypatch.setattr("scalerl.training.machines.sizing.host_memory", lambda: Memory(128e9, 120e9, "this machine"))
     words = ["--model", "Qwen/Qwen3-1.7B", "--data", "p.jsonl", "--reward", "m:f", "--recipe.loss", "gspo"]
     code, out, error = call(capsys, "new", *words, "--gpus", gpus)
     assert code == 0, error

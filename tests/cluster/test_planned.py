@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from commands import call
 
-from scalerl.config import PRESETS, read_config
-from scalerl.models.sizes import sizes_of
-from scalerl.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
-from scalerl.training.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
-from scalerl.training.warm_start import warm_start_directory
+from scalerl.training.config import PRESETS, read_config
+from scalerl.training.loop.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
+from scalerl.training.loop.warm_start import warm_start_directory
+from scalerl.training.models.sizes import sizes_of
+from scalerl.training.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
     ]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: False)
+    monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: False)
     return tmp_path
 
 

@@ -10,16 +10,16 @@ from engine_builds import Scripted, Seen
 from rank_builds import learner_spec
 from test_devices import BASE, specs_of
 
-from scalerl.cluster.connect import shared_memory
-from scalerl.config.base import replace
-from scalerl.config.placement import Placement
-from scalerl.config.run import Hardware
 from scalerl.core.errors import ConfigError
-from scalerl.learner.ranks import serve_rank
-from scalerl.placement import devices
-from scalerl.placement.choices import loop_device
-from scalerl.placement.sizes import UNREAD, RunSizes
-from scalerl.training.resolve import place_processes
+from scalerl.training.config.base import replace
+from scalerl.training.config.placement import Placement
+from scalerl.training.config.run import Hardware
+from scalerl.training.learner.ranks import serve_rank
+from scalerl.training.loop.resolve import place_processes
+from scalerl.training.machines.connect import shared_memory
+from scalerl.training.placement import devices
+from scalerl.training.placement.choices import loop_device
+from scalerl.training.placement.sizes import UNREAD, RunSizes
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
@@ -69,9 +69,9 @@ def test_a_small_dev_shm_on_a_node_stops_the_run_before_it_starts(cluster, monke
 
 @pytest.mark.slow
 def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkeypatch):
-    from scalerl.cluster import engines
-    from scalerl.cluster.ranks import RayRanks
-    from scalerl.rollouts.hosted import HostedEngines
+    from scalerl.training.engines.hosted import HostedEngines
+    from scalerl.training.machines import engines
+    from scalerl.training.machines.ranks import RayRanks
 
     resolved = place_processes(ON_RAY)
     config = resolved.config
@@ -86,7 +86,7 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
         serve_rank(Seen, channels)(end)
 
     monkeypatch.setitem(engines.BEGIN, "torch", begin)
-    monkeypatch.setattr("scalerl.cluster.ranks._meet", meet)
+    monkeypatch.setattr("scalerl.training.machines.ranks._meet", meet)
     spec = learner_spec(config, "", ranks=config.placement.trainer_ranks)
     ranks = RayRanks(cluster, spec, [], resolved.devices["trainer", 0].resources)
     pairs = engines.actor_engines(specs_of(config, resolved.devices, tmp_path), print)

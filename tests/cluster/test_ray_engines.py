@@ -8,7 +8,7 @@ import time
 import pytest
 import runs
 
-from scalerl.rollouts.process_engine import EngineDied
+from scalerl.training.engines.process_engine import EngineDied
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
@@ -16,8 +16,8 @@ ray = pytest.importorskip("ray", reason="needs Ray")
 @pytest.mark.slow
 def test_connecting_to_a_cluster_keeps_the_handlers_of_this_process(handlers):
     """Ray sets a handler for SIGTERM that ends the process at once, without a checkpoint."""
-    from scalerl.cluster.connect import connect
     from scalerl.core.signals import STOPPING
+    from scalerl.training.machines.connect import connect
 
     got = []
     for number in STOPPING:
@@ -33,7 +33,7 @@ def test_connecting_to_a_cluster_keeps_the_handlers_of_this_process(handlers):
 
 @pytest.mark.slow
 def test_an_engine_has_its_limit_twice_to_be_placed_and_to_start_and_a_server_reports_first():
-    from scalerl.cluster.engines import RayHandle
+    from scalerl.training.machines.engines import RayHandle
 
     def slow():  # pickled by value, because the actor cannot import this file
         time.sleep(16.0)  # longer than the limit of a server, which reports this itself
@@ -59,7 +59,7 @@ time.sleep(600)
 @pytest.mark.slow
 def test_the_server_of_an_actor_ends_with_it_and_so_do_the_servers_workers(how, tmp_path):
     """Ray kills the children of an actor, and nothing below them."""
-    from scalerl.cluster.engines import RayHandle
+    from scalerl.training.machines.engines import RayHandle
 
     program, python, facts = tmp_path / "server.py", tmp_path / "python", tmp_path / "facts"
     program.write_text(SERVER)
@@ -68,7 +68,7 @@ def test_the_server_of_an_actor_ends_with_it_and_so_do_the_servers_workers(how, 
     words = {"model": "m", "max_model_len": 9, "max_num_seqs": 9, "log": tmp_path / "log", "python": str(python)}
 
     def begin():  # pickled by value
-        from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
+        from scalerl.training.engines.vllm.server import ServerSpec, VllmServer
 
         server = VllmServer(ServerSpec(**words, extra=(str(facts),)))
         while not facts.exists():

@@ -9,7 +9,7 @@ import time
 import pytest
 import runs
 
-from scalerl.learner.checkpoint import CheckpointStore, load_plain
+from scalerl.training.learner.checkpoint import CheckpointStore, load_plain
 
 pytest.importorskip("ray", reason="needs Ray")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.config.overrides import parse_config
-from scalerl.placement.devices import devices
-from scalerl.placement.sizes import UNREAD, RunSizes
-from scalerl.tasks.scoring import make_scorers
-from scalerl.tasks.user_rewards import RewardError
-from scalerl.types import Prompt, Score
+from scalerl.core.types import Prompt, Score
+from scalerl.training.config.overrides import parse_config
+from scalerl.training.placement.devices import devices
+from scalerl.training.placement.sizes import UNREAD, RunSizes
+from scalerl.training.rewards.scoring import make_scorers
+from scalerl.training.rewards.user_rewards import RewardError
 
 ray = pytest.importorskip("ray", reason="needs Ray")
 
@@ -64,7 +64,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def scorers(cluster):
     """Make the scorers of a configuration in actors; close them at the end."""
-    from scalerl.cluster.scorers import actor_scorers
+    from scalerl.training.machines.scorers import actor_scorers
 
     made = []
 
@@ -136,7 +136,7 @@ def test_a_prompt_whose_scorers_die_three_times_ends_the_run_with_the_task(score
 
 
 def test_more_scorers_than_the_cluster_has_cores_are_an_error_before_the_run():
-    from scalerl.placement.devices import devices, needs
+    from scalerl.training.placement.devices import devices, needs
 
     config = parse_config(PLACED + "generators = 3\n[scoring]\nworkers = 4\n[hardware]\ngenerator_threads = 3", "test")
     assert needs(devices(RunSizes.of(config, UNREAD))) == {"CPU": 3 + 2 * 4, "GPU": 0}

@@ -6,19 +6,19 @@ from dataclasses import replace as replace_speeds
 import numpy as np
 import pytest
 
-from scalerl.cluster.measured import cut, lognormal
-from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, SimulatedEngine
-from scalerl.cluster.simulation import simulate_run
-from scalerl.cluster.speed import Speeds, updates_from_rate
-from scalerl.config.base import replace
-from scalerl.config.length import Interruption, NoLengthControl
-from scalerl.config.placement import Placement
-from scalerl.config.presets import LAB
-from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
-from scalerl.placement.sizes import RunSizes
-from scalerl.rollouts.engine import Request
-from scalerl.rollouts.engine import step as decode
+from scalerl.training.config.base import replace
+from scalerl.training.config.length import Interruption, NoLengthControl
+from scalerl.training.config.placement import Placement
+from scalerl.training.config.presets import LAB
+from scalerl.training.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.training.engines.engine import Request
+from scalerl.training.engines.engine import step as decode
+from scalerl.training.machines.measured import cut, lognormal
+from scalerl.training.machines.simulated_engine import Clock, ExactSimulatedEngine, SimulatedEngine
+from scalerl.training.machines.simulation import simulate_run
+from scalerl.training.machines.speed import Speeds, updates_from_rate
+from scalerl.training.placement.sizes import RunSizes
 
 
 def requests(*keys):

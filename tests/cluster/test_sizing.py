@@ -5,17 +5,17 @@ import re
 
 import pytest
 
-from scalerl.cluster import sizing
-from scalerl.cluster.memory import cache_bytes_per_token, disk_bytes, kept_checkpoints, trainer_memory
-from scalerl.cluster.plan import disk_line, in_units
-from scalerl.cluster.sizing import Machine, cure, host_needs, memory_line, room_note, sized, trainer_cure
-from scalerl.config import LAB, read_config
-from scalerl.config.base import replace
-from scalerl.config.presets import LAPTOP
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
-from scalerl.models.sizes import WELL_KNOWN, SizedModel, of_config
-from scalerl.placement.sizes import RunSizes
+from scalerl.training.config import LAB, read_config
+from scalerl.training.config.base import replace
+from scalerl.training.config.presets import LAPTOP
+from scalerl.training.machines import sizing
+from scalerl.training.machines.memory import cache_bytes_per_token, disk_bytes, kept_checkpoints, trainer_memory
+from scalerl.training.machines.plan import disk_line, in_units
+from scalerl.training.machines.sizing import Machine, cure, host_needs, memory_line, room_note, sized, trainer_cure
+from scalerl.training.models.sizes import WELL_KNOWN, SizedModel, of_config
+from scalerl.training.placement.sizes import RunSizes
 
 SMOL = {
     "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -203,10 +203,10 @@ def test_the_line_on_disk_has_a_checkpoint_its_number_and_the_rows():
 def test_without_a_gpu_a_users_data_start_from_the_sizes_of_a_laptop(monkeypatch):
     words = ["--model", "m", "--data", "p.jsonl", "--task", "math"]
     for gpu, device, preset in ((False, "auto", "laptop"), (True, "auto", "small"), (True, "cpu", "laptop")):
-        monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda gpu=gpu: gpu)
+        monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda gpu=gpu: gpu)
         recipe = read_config(None, [*words, "--device", device]).recipe
         assert (recipe == LAPTOP.recipe) is (preset == "laptop")
-    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: False)
+    monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: False)
     assert read_config(None, [*words, "--placement.backend", "ray"]).recipe.prompts_per_step == 16
     assert read_config(None, [*words, "--device", "cuda"]).recipe.prompts_per_step == 16
 
@@ -235,7 +235,7 @@ def test_the_dry_run_says_memory_and_duration_and_plans_no_gpu_that_is_not_here(
                                                                "model_type": "llama"}))  # fmt: skip
     (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("scalerl.config.presets.sees_gpu", lambda: False)
+    monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(sizing, "host_memory", lambda: Memory(24e9, 20e9, "this machine"))
     assert main(["train", "--model", "./my-model", "--data", "p.jsonl", "--task", "math", "--dry-run"]) == 0

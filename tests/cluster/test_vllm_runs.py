@@ -13,8 +13,8 @@ import pytest
 import runs
 from agent_parts import words as words_of_an_agent
 
-from scalerl.learner.checkpoint import CheckpointStore
-from scalerl.tasks.checks import MADE_UP
+from scalerl.training.learner.checkpoint import CheckpointStore
+from scalerl.training.rewards.checks import MADE_UP
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
 pytestmark = [

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("trl")
 from tiny_grpo import digits, grpo, prompts
 
-from scalerl.importers.callback import ForecastCallback
-from scalerl.scaling import Curve
+from scalerl.reading.curves import Curve
+from scalerl.reading.logs.callback import ForecastCallback
 
 # transformers and trl warn about their own deprecations, and that the trainer is experimental
 pytestmark = pytest.mark.filterwarnings("ignore")

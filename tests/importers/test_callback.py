@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("trl")
 from tiny_grpo import grpo, prompts
 
-from scalerl.importers import read
-from scalerl.importers.callback import ForecastCallback
-from scalerl.scaling import Curve, CurveError
+from scalerl.reading.curves import Curve, CurveError
+from scalerl.reading.logs import read
+from scalerl.reading.logs.callback import ForecastCallback
 
 # transformers and trl warn about their own deprecations
 pytestmark = pytest.mark.filterwarnings("ignore")

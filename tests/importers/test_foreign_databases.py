@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalerl.importers import read
-from scalerl.tables import trackers
-from scalerl.tables.errors import Away, CurveError, TooEarly
-from scalerl.tables.trackers import Patience
+from scalerl.reading.logs import read
+from scalerl.reading.tables import trackers
+from scalerl.reading.tables.errors import Away, CurveError, TooEarly
+from scalerl.reading.tables.trackers import Patience
 
 ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) select "
 MLFLOW = "'r' as run_uuid, 'k' as key, i as value, i as step, i as timestamp from n"

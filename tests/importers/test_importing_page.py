@@ -15,7 +15,7 @@ import pytest
 from doc_pages import blocks
 
 from scalerl import cli
-from scalerl.importers import read
+from scalerl.reading.logs import read
 
 LOGS = Path(__file__).parent / "logs"
 PAGE = (Path(__file__).parents[2] / "docs/importing.md").read_text()

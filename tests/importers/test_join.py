@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scalerl.importers.join import continued_rows, row_steps, spent_by_counter, spent_by_step
-from scalerl.importers.points import of_tables
-from scalerl.tables.lines import Console
-from scalerl.tables.table import table_of
+from scalerl.reading.logs.join import continued_rows, row_steps, spent_by_counter, spent_by_step
+from scalerl.reading.logs.points import of_tables
+from scalerl.reading.tables.lines import Console
+from scalerl.reading.tables.table import table_of
 
 
 def curve(rows):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from scalerl.importers import read
-from scalerl.tables.errors import CurveError
+from scalerl.reading.logs import read
+from scalerl.reading.tables.errors import CurveError
 
 TRAINING, HELD_OUT = "training reward", "held-out"
 

@@ -8,10 +8,10 @@ from pprint import pformat
 import builders
 import pytest
 
-from scalerl.importers import read
-from scalerl.importers.dialects import verl_devices
-from scalerl.scaling import Curve, CurveError
-from scalerl.tables.table import table_of
+from scalerl.reading.curves import Curve, CurveError
+from scalerl.reading.logs import read
+from scalerl.reading.logs.dialects import verl_devices
+from scalerl.reading.tables.table import table_of
 
 LOGS = Path(__file__).parent / "logs"
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from json_rows import lines
 
-from scalerl.scaling import Curve, CurveError
-from scalerl.tables.forms import read_table
-from scalerl.tables.table import FLUSHED, MOST_WORDS, table_of
+from scalerl.reading.curves import Curve, CurveError
+from scalerl.reading.tables.forms import read_table
+from scalerl.reading.tables.table import FLUSHED, MOST_WORDS, table_of
 
 
 def rows(count, **more):

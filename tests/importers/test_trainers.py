@@ -16,8 +16,8 @@ import pytest
 from robustness.campaign import within
 
 from scalerl import cli
-from scalerl.importers import IMPORTERS, dialects, read
-from scalerl.scaling import Curve, CurveError
+from scalerl.reading.curves import Curve, CurveError
+from scalerl.reading.logs import IMPORTERS, dialects, read
 
 STEPS = range(1, 31)
 ZERO = range(30)  # of trainers that count from 0

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from robustness.campaign import within
 
 from scalerl.core.files import parse_json
-from scalerl.importers import IMPORTERS, read
-from scalerl.scaling import Curve, CurveError
-from scalerl.tables.events import event_files
-from scalerl.tables.forms import read_table
+from scalerl.reading.curves import Curve, CurveError
+from scalerl.reading.logs import IMPORTERS, read
+from scalerl.reading.tables.events import event_files
+from scalerl.reading.tables.forms import read_table
 
 
 def save(directory, text, name="run.log"):

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from scalerl.config.recipe import Custom
-from scalerl.learn.advantages import ADVANTAGES, advantages, every_prompt, of_trained, with_variance
+from scalerl.training.config.recipe import Custom
+from scalerl.training.recipe.advantages import ADVANTAGES, advantages, every_prompt, of_trained, with_variance
 
 # two prompts x three rollouts: one passes of three, all pass
 REWARDS = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalerl.learn.aggregate import AGGREGATIONS, prompt_mean, sample_mean, token_mean
+from scalerl.training.recipe.aggregate import AGGREGATIONS, prompt_mean, sample_mean, token_mean
 
 # prompt 0: rollouts of 1 and 3 tokens; prompt 1: one of 2 tokens, and one that is filtered out
 MASK = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.bool)

@@ -6,17 +6,25 @@ import pytest
 import torch
 from texts import rollout
 
-from scalerl.config.base import replace
-from scalerl.config.recipe import SCALERL, Custom, CustomLoss, DiscountedCredit, OutcomeCredit, Recipe, SumCredit
 from scalerl.core.errors import ConfigError
-from scalerl.learn.advantages import ADVANTAGES, EPS, advantages
-from scalerl.learn.credit import of_tokens, returns_to_go
-from scalerl.learn.custom import check_functions
-from scalerl.learn.losses import LOSSES
-from scalerl.learner.batch import collate
-from scalerl.training.credit import credited
-from scalerl.training.loop import kept_prompts, loss_tokens
-from scalerl.types import Group, Outcome, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import Group, Outcome, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config.base import replace
+from scalerl.training.config.recipe import (
+    SCALERL,
+    Custom,
+    CustomLoss,
+    DiscountedCredit,
+    OutcomeCredit,
+    Recipe,
+    SumCredit,
+)
+from scalerl.training.learner.batch import collate
+from scalerl.training.loop.credit import credited
+from scalerl.training.loop.loop import kept_prompts, loss_tokens
+from scalerl.training.recipe.advantages import ADVANTAGES, EPS, advantages
+from scalerl.training.recipe.credit import of_tokens, returns_to_go
+from scalerl.training.recipe.custom import check_functions
+from scalerl.training.recipe.losses import LOSSES
 
 f64 = torch.float64
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from scalerl.config.base import replace
-from scalerl.config.overrides import parse_config, read_config, to_toml
-from scalerl.config.recipe import SCALERL, Custom, CustomLoss, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learn.advantages import advantages
-from scalerl.learn.aggregate import token_weights
-from scalerl.learn.custom import check_functions
-from scalerl.learn.losses import LOSSES, custom
+from scalerl.training.config.base import replace
+from scalerl.training.config.overrides import parse_config, read_config, to_toml
+from scalerl.training.config.recipe import SCALERL, Custom, CustomLoss, Reinforce
+from scalerl.training.recipe.advantages import advantages
+from scalerl.training.recipe.aggregate import token_weights
+from scalerl.training.recipe.custom import check_functions
+from scalerl.training.recipe.losses import LOSSES, custom
 
 MODULE = """
     import torch

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from scalerl.models import head
-from scalerl.models.head import HeadRule, token_logprobs
+from scalerl.training.models import head
+from scalerl.training.models.head import HeadRule, token_logprobs
 
 
 def direct(hidden, weight, bias, targets, temperature, rule):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from doc_pages import blocks
 
-from scalerl.config import recipe
-from scalerl.config.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
-from scalerl.learn import losses
-from scalerl.learn.losses import LOSSES
+from scalerl.training.config import recipe
+from scalerl.training.config.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
+from scalerl.training.recipe import losses
+from scalerl.training.recipe.losses import LOSSES
 
 RATIO = torch.tensor([[1.0, 8.0, 0.5], [1.25, 0.75, 1.0]])
 LOGP = torch.log(torch.tensor([[0.5, 0.8, 0.2], [0.5, 0.3, 1.0]]))

@@ -13,16 +13,16 @@ from test_families import learner_gradient, plain_gradient, relative_error
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
 
-from scalerl.config import LAB
-from scalerl.config import mismatch as parts
-from scalerl.config.base import replace as changed
-from scalerl.config.recipe import SCALERL, Recipe, Reinforce
-from scalerl.learn.mismatch import correction
-from scalerl.learner.batch import StepSettings, TrainBatch, collate
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy
-from scalerl.training.warnings import mismatch
-from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config import LAB
+from scalerl.training.config import mismatch as parts
+from scalerl.training.config.base import replace as changed
+from scalerl.training.config.recipe import SCALERL, Recipe, Reinforce
+from scalerl.training.learner.batch import StepSettings, TrainBatch, collate
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.loop.warnings import mismatch
+from scalerl.training.models.policy import Policy
+from scalerl.training.recipe.mismatch import correction
 
 RATIO = torch.tensor([[1.0, 4.0, 0.5], [1.25, 0.6, 100.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True], [True, True, False]])

@@ -11,14 +11,14 @@ from test_families import INTERRUPTED, PROMPTS, learner_gradient, relative_error
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
 
-from scalerl.learner.checkpoint import load_state, save_state
-from scalerl.models.head import HeadRule, nucleus_of, token_logprobs
-from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Request, Sampling, step
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
-from scalerl.rollouts.replay import check_current, flat_nuclei, largest_difference
-from scalerl.types import Rollout
+from scalerl.core.types import Rollout
+from scalerl.training.engines.engine import Request, Sampling, step
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local.torch_engine import torch_engine
+from scalerl.training.engines.replay import check_current, flat_nuclei, largest_difference
+from scalerl.training.learner.checkpoint import load_state, save_state
+from scalerl.training.models.head import HeadRule, nucleus_of, token_logprobs
+from scalerl.training.models.policy import Policy
 
 
 def random_sets(targets_N, vocabulary, seed=2):

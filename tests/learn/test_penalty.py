@@ -3,11 +3,11 @@ from dataclasses import replace
 import torch
 from texts import rollout
 
-from scalerl.config.length import LengthPenalty
-from scalerl.learn.advantages import advantages
-from scalerl.learn.penalty import with_length_penalty
-from scalerl.learner.batch import collate
-from scalerl.types import Group, Outcome, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import Group, Outcome, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config.length import LengthPenalty
+from scalerl.training.learner.batch import collate
+from scalerl.training.recipe.advantages import advantages
+from scalerl.training.recipe.penalty import with_length_penalty
 
 
 def test_the_penalty_is_linear_over_the_cache_and_only_for_correct_rollouts():

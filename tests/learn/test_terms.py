@@ -9,12 +9,12 @@ from test_families import relative_error
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
 
-from scalerl.config.base import replace
-from scalerl.config.recipe import DEEPSEEKMATH, SCALERL, AdamW, Recipe, Reinforce, leave_one_out
-from scalerl.learn.losses import kl_estimate
-from scalerl.learner.single import SingleLearner
-from scalerl.models.head import HeadRule, token_logprobs
-from scalerl.models.policy import Policy
+from scalerl.training.config.base import replace
+from scalerl.training.config.recipe import DEEPSEEKMATH, SCALERL, AdamW, Recipe, Reinforce, leave_one_out
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.head import HeadRule, token_logprobs
+from scalerl.training.models.policy import Policy
+from scalerl.training.recipe.losses import kl_estimate
 
 f64 = torch.float64
 
@@ -137,7 +137,7 @@ def test_the_kl_term_holds_the_policy_near_its_start_and_the_bonus_raises_its_en
 
 
 def inputs(learner):
-    from scalerl.learner.policy_learner import Pass
+    from scalerl.training.learner.policy_learner import Pass
 
     batch = grouped_batch()
     return (learner._inputs(*Pass(batch, (torch.arange(5), 14), False, False)),)

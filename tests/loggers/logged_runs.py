@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
 
 
 def point(step, task="arithmetic", rate=None):

@@ -13,14 +13,14 @@ import pytest
 import runs
 from logged_runs import Remembers, calls, play, point, row
 
-from scalerl.config import read_config
-from scalerl.config.overrides import plain_values
 from scalerl.core.errors import ConfigError
-from scalerl.loggers import follow
-from scalerl.loggers.base import makers_of
-from scalerl.loggers.follow import Followers, evaluation_numbers
-from scalerl.training.run_info import run_info
-from scalerl.view.run import RunView
+from scalerl.reading.pages.run import RunView
+from scalerl.training.config import read_config
+from scalerl.training.config.overrides import plain_values
+from scalerl.training.loop.run_info import run_info
+from scalerl.training.trackers import follow
+from scalerl.training.trackers.base import makers_of
+from scalerl.training.trackers.follow import Followers, evaluation_numbers
 
 
 def config_of(*loggers):

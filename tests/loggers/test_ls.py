@@ -8,9 +8,9 @@ import pytest
 from logged_runs import point, row
 
 from scalerl.cli.main import main
-from scalerl.config import read_config
 from scalerl.core.status import Heartbeat
-from scalerl.training.run_dir import RunDirectory
+from scalerl.training.config import read_config
+from scalerl.training.loop.run_dir import RunDirectory
 
 
 def make_run(path, steps, state="", message=""):

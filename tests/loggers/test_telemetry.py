@@ -9,15 +9,15 @@ import pytest
 
 CASES = {
     "mlflow": (
-        "import scalerl.loggers.mlflow, mlflow.telemetry as t; print(t.get_telemetry_client() is None)",
+        "import scalerl.training.trackers.mlflow, mlflow.telemetry as t; print(t.get_telemetry_client() is None)",
         {"MLFLOW_DISABLE_TELEMETRY": "false"},
     ),
     "wandb": (
-        "import scalerl.loggers.wandb, wandb.env; print(not wandb.env.error_reporting_enabled())",
+        "import scalerl.training.trackers.wandb, wandb.env; print(not wandb.env.error_reporting_enabled())",
         {"WANDB_ERROR_REPORTING": "true"},
     ),
     "ray": (
-        "from scalerl.cluster.connect import connect\nimport ray, ray._common.usage.usage_lib as u\n"
+        "from scalerl.training.machines.connect import connect\nimport ray, ray._common.usage.usage_lib as u\n"
         "ray.is_initialized = lambda: True\nconnect('local', 'x'); print(not u.usage_stats_enabled())",
         {"RAY_USAGE_STATS_ENABLED": "1"},
     ),

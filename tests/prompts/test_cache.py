@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import byte_level
 
-from scalerl.config.data import PromptFile
-from scalerl.config.run import Scoring
-from scalerl.prompts import cache as prompt_cache
-from scalerl.prompts import dataset
-from scalerl.prompts.dataset import task_prompts
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.data import PromptFile
+from scalerl.training.config.run import Scoring
+from scalerl.training.prompts import cache as prompt_cache
+from scalerl.training.prompts import dataset
+from scalerl.training.prompts.dataset import task_prompts
 
 ROWS = [
     {"prompt": f"What is {i} + {i}?\u2028 Ünïcode 🙂 \\ \"", "answer": str(2 * i), "level": i / 7, "big": 10**30 + i,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.learner.checkpoint import load_state, save_state
-from scalerl.prompts.curriculum import Curriculum, Mixture
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.learner.checkpoint import load_state, save_state
+from scalerl.training.prompts.curriculum import Curriculum, Mixture
 
 
 def pool(n):

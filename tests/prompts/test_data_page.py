@@ -5,10 +5,10 @@ import json
 import pytest
 from doc_pages import ROOT, blocks
 
-from scalerl.config import read_config, to_toml
-from scalerl.config.data import PromptFile
-from scalerl.config.named import NAMED_SETS
-from scalerl.prompts.layouts import read_rows
+from scalerl.training.config import read_config, to_toml
+from scalerl.training.config.data import PromptFile
+from scalerl.training.config.named import NAMED_SETS
+from scalerl.training.prompts.layouts import read_rows
 
 PAGE = "docs/data.md"
 

@@ -6,14 +6,14 @@ import threading
 import pytest
 from texts import Tokenizer
 
-from scalerl.config import PRESETS, read_config
-from scalerl.config.base import replace
-from scalerl.config.data import PromptFile
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.dataset import _until, load_prompts, question_of, task_prompts
-from scalerl.prompts.layouts import PromptRow
-from scalerl.training.warm_start import make_tokenizer
+from scalerl.training.config import PRESETS, read_config
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import PromptFile
+from scalerl.training.config.run import Scoring
+from scalerl.training.loop.warm_start import make_tokenizer
+from scalerl.training.prompts.dataset import _until, load_prompts, question_of, task_prompts
+from scalerl.training.prompts.layouts import PromptRow
 
 ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10), "level": i} for i in range(6) for j in range(6)]
 
@@ -45,7 +45,7 @@ def test_rows_become_prompts_with_their_columns(tmp_path, tokenizer):
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}={% endfor %}"])
 @pytest.mark.parametrize("rows", [1, 36, 100])
 def test_prompts_are_encoded_in_batches_as_one_by_one(tmp_path, tokenizer, monkeypatch, template, rows):
-    monkeypatch.setattr("scalerl.models.text.TEXTS", 16)
+    monkeypatch.setattr("scalerl.training.models.text.TEXTS", 16)
     lines = [{"prompt": f"{i % 10}+{i // 10}", "answer": str(i)} for i in range(rows)]
     calls, encode = [], type(tokenizer).__call__
 
@@ -212,7 +212,7 @@ def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp
     path = write(tmp_path / "p.jsonl", QUESTIONS)
     film = {"film": threading.Lock(), "day": datetime.date(2025, 1, 2)}
     rows = [PromptRow(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
-    monkeypatch.setattr("scalerl.prompts.dataset.read_rows", lambda task: iter(rows))
+    monkeypatch.setattr("scalerl.training.prompts.dataset.read_rows", lambda task: iter(rows))
     split = load_prompts(config(path), Tokenizer())
     assert {tuple(prompt.columns) for prompt in split.all_prompts} == {("day", "prompt")}
     assert split.notes == (
@@ -261,7 +261,7 @@ def test_an_error_or_a_stop_while_prompts_are_read_leaves_the_collector_on(tmp_p
         assert not gc.isenabled()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scalerl.prompts.dataset._tokenize", stopped)
+    monkeypatch.setattr("scalerl.training.prompts.dataset._tokenize", stopped)
     with pytest.raises(KeyboardInterrupt):
         load_prompts(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
     assert gc.isenabled()

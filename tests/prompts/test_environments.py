@@ -6,15 +6,15 @@ import sys
 import numpy as np
 import pytest
 
-from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.prompts.sources import environment_rows as rows
-from scalerl.tasks.environments import REWARD, load_environment
-from scalerl.tasks.scoring import _outcomes
-from scalerl.tasks.turns import Reply, reply_to
-from scalerl.tasks.user_rewards import Failures, call_by_name
-from scalerl.types import Group, Outcome, Prompt, Rollout, Visit
+from scalerl.core.types import Group, Outcome, Prompt, Rollout, Visit
+from scalerl.training.config.data import EnvironmentTask
+from scalerl.training.prompts.sources import environment_rows as rows
+from scalerl.training.rewards.environments import REWARD, load_environment
+from scalerl.training.rewards.scoring import _outcomes
+from scalerl.training.rewards.turns import Reply, reply_to
+from scalerl.training.rewards.user_rewards import Failures, call_by_name
 
 ENVIRONMENT = '''
 import time

@@ -7,10 +7,10 @@ import time
 import pytest
 from json_rows import lines
 
-from scalerl.config.data import PromptFile
 from scalerl.core.errors import ConfigError
-from scalerl.prompts import files
-from scalerl.prompts.layouts import read_rows
+from scalerl.training.config.data import PromptFile
+from scalerl.training.prompts import files
+from scalerl.training.prompts.layouts import read_rows
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1), "level": i} for i in range(3)]
 LINES = lines(ROWS)

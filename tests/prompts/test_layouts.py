@@ -5,11 +5,11 @@ import json
 import pytest
 from json_rows import write_rows
 
-from scalerl.config import read_config, to_toml
-from scalerl.config.data import PromptFile
-from scalerl.config.named import NAMED_SETS
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.layouts import (
+from scalerl.training.config import read_config, to_toml
+from scalerl.training.config.data import PromptFile
+from scalerl.training.config.named import NAMED_SETS
+from scalerl.training.prompts.layouts import (
     after_hashes,
     column,
     deepcoder,
@@ -19,7 +19,7 @@ from scalerl.prompts.layouts import (
     mbpp,
     read_rows,
 )
-from scalerl.tasks.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
+from scalerl.training.rewards.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
 
 USER = [{"role": "user", "content": "What is 1+2?"}]
 VERL = {

@@ -8,16 +8,16 @@ from json_rows import write_rows
 
 from scalerl.cli import main
 from scalerl.cli.eval import eval_config, eval_parser
-from scalerl.config import parse_config, read_config, to_toml
-from scalerl.config.base import replace
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.models.loading import end_tokens
-from scalerl.prompts.dataset import load_prompts, task_prompts, with_system
-from scalerl.rollouts.turns import reply_tokens
-from scalerl.tasks.turns import Reply
-from scalerl.training.warm_start import make_tokenizer
-from scalerl.types import TURNS, Prompt
+from scalerl.core.types import TURNS, Prompt
+from scalerl.training.config import parse_config, read_config, to_toml
+from scalerl.training.config.base import replace
+from scalerl.training.config.run import Scoring
+from scalerl.training.engines.turns import reply_tokens
+from scalerl.training.loop.warm_start import make_tokenizer
+from scalerl.training.models.loading import end_tokens
+from scalerl.training.prompts.dataset import load_prompts, task_prompts, with_system
+from scalerl.training.rewards.turns import Reply
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"

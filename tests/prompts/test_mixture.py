@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalerl.config import PRESETS
-from scalerl.config.base import replace
-from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.core.errors import ConfigError
-from scalerl.learner.checkpoint import load_state, save_state
-from scalerl.prompts.curriculum import Curriculum, Mixture, make_curriculum
-from scalerl.prompts.dataset import load_prompts
-from scalerl.training.warm_start import make_tokenizer
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import PRESETS
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import ArithmeticTask, ProgramsTask
+from scalerl.training.learner.checkpoint import load_state, save_state
+from scalerl.training.loop.warm_start import make_tokenizer
+from scalerl.training.prompts.curriculum import Curriculum, Mixture, make_curriculum
+from scalerl.training.prompts.dataset import load_prompts
 
 
 def pool(task, n):

@@ -3,11 +3,11 @@
 import pytest
 from json_rows import write_rows
 
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.curriculum import make_curriculum
-from scalerl.prompts.dataset import load_prompts
-from scalerl.training.warm_start import make_tokenizer
+from scalerl.training.config import read_config
+from scalerl.training.loop.warm_start import make_tokenizer
+from scalerl.training.prompts.curriculum import make_curriculum
+from scalerl.training.prompts.dataset import load_prompts
 
 TWO = """
 [recipe]

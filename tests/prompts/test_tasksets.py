@@ -12,15 +12,15 @@ import runs
 from agent_parts import engine_of, finish
 from doc_pages import ROOT
 
-from scalerl.config.data import EnvironmentTask
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.sources import environment_rows
-from scalerl.rollouts.engine import Request
-from scalerl.tasks import tasksets
-from scalerl.tasks.agents import harness
-from scalerl.tasks.environments import REWARD
-from scalerl.tasks.user_rewards import call_by_name
-from scalerl.types import AGENT, Prompt
+from scalerl.core.types import AGENT, Prompt
+from scalerl.training.config.data import EnvironmentTask
+from scalerl.training.engines.engine import Request
+from scalerl.training.prompts.sources import environment_rows
+from scalerl.training.rewards import tasksets
+from scalerl.training.rewards.agents import harness
+from scalerl.training.rewards.environments import REWARD
+from scalerl.training.rewards.user_rewards import call_by_name
 
 TASKSET = """
 import itertools

@@ -6,12 +6,12 @@ import pytest
 import transformers.utils.chat_template_utils as transformers_templates
 from json_rows import write_rows
 
-from scalerl.config import parse_config, read_config, to_toml
 from scalerl.core.errors import ConfigError
-from scalerl.models.template import continuation, render
-from scalerl.prompts.dataset import load_prompts
-from scalerl.training import resolve
-from scalerl.training.warm_start import make_tokenizer
+from scalerl.training.config import parse_config, read_config, to_toml
+from scalerl.training.loop import resolve
+from scalerl.training.loop.warm_start import make_tokenizer
+from scalerl.training.models.template import continuation, render
+from scalerl.training.prompts.dataset import load_prompts
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 TEMPLATES = {

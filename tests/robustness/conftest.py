@@ -8,7 +8,7 @@ def whole(tmp_path_factory):
     """A tiny model with its tokenizer."""
     from tiny_models import tiny_model
 
-    from scalerl.training.warm_start import make_tokenizer
+    from scalerl.training.loop.warm_start import make_tokenizer
 
     path = tmp_path_factory.mktemp("whole") / "m"
     tiny_model("qwen3").save_pretrained(path)

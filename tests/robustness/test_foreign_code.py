@@ -9,17 +9,17 @@ import runs
 import torch
 
 from robustness.faulty_code import IMPORTS, MODULE
-from scalerl.config import Scoring
-from scalerl.config.base import replace
-from scalerl.config.data import CustomTask, RewardFunction
-from scalerl.config.recipe import SCALERL, Custom, CustomLoss
 from scalerl.core import plugins
 from scalerl.core.errors import ConfigError
-from scalerl.learn.custom import check_functions
-from scalerl.rollouts.custom import make_engine
-from scalerl.tasks import custom
-from scalerl.tasks.checks import check_reward
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import Scoring
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import CustomTask, RewardFunction
+from scalerl.training.config.recipe import SCALERL, Custom, CustomLoss
+from scalerl.training.engines.custom import make_engine
+from scalerl.training.recipe.custom import check_functions
+from scalerl.training.rewards import custom
+from scalerl.training.rewards.checks import check_reward
 
 ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, where="prompts.jsonl, line 1")
 
@@ -132,9 +132,9 @@ def test_a_correct_plug_in_passes(kind, name):
 
 @pytest.mark.parametrize("kind", ["loss", "advantage", "aggregation"])
 def test_a_function_that_changes_its_arguments_changes_a_copy(kind):
-    from scalerl.learn.advantages import advantages
-    from scalerl.learn.aggregate import token_weights
-    from scalerl.learn.losses import custom as custom_loss
+    from scalerl.training.recipe.advantages import advantages
+    from scalerl.training.recipe.aggregate import token_weights
+    from scalerl.training.recipe.losses import custom as custom_loss
 
     choice = Custom(function=f"faulty_functions:writing_{kind}")
     given = {

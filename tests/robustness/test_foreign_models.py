@@ -26,12 +26,12 @@ from robustness.damage import (
     tensors,
     text,
 )
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
-from scalerl.models.files import check_model_files
-from scalerl.models.loading import load_model
-from scalerl.models.policy import load_policy
-from scalerl.models.sizes import sizes_of
+from scalerl.training.config import read_config
+from scalerl.training.models.files import check_model_files
+from scalerl.training.models.loading import load_model
+from scalerl.training.models.policy import load_policy
+from scalerl.training.models.sizes import sizes_of
 
 BROKEN = "not a complete safetensors file"
 LAYER = "model.layers.0.mlp.up_proj.weight"

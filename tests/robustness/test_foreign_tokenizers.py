@@ -8,9 +8,9 @@ import pytest
 
 from robustness.damage import OPENED, gone, text
 from scalerl.core.errors import ConfigError
-from scalerl.models.loading import load_tokenizer
-from scalerl.models.policy import check_vocabulary, load_policy, stop_tokens
-from scalerl.models.template import check_template, render
+from scalerl.training.models.loading import load_tokenizer
+from scalerl.training.models.policy import check_vocabulary, load_policy, stop_tokens
+from scalerl.training.models.template import check_template, render
 
 
 def own_tokenizer(model):
@@ -119,7 +119,7 @@ ENDLESS = {
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the alarm during a collection
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_end_is_refused_within_its_time_limit(model, name, monkeypatch):
-    monkeypatch.setattr("scalerl.models.template.TEMPLATE_S", 0.3)
+    monkeypatch.setattr("scalerl.training.models.template.TEMPLATE_S", 0.3)
     tokenizer = load_tokenizer(str(model))
     tokenizer.chat_template = ENDLESS[name]
     began, limits = time.process_time(), resource.getrlimit(resource.RLIMIT_AS)

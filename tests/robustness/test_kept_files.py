@@ -16,9 +16,9 @@ from safetensors.numpy import save
 from simulated_study import Truth, write_study
 
 from robustness.campaign import Case, check_here, write
-from scalerl.config import LAB
-from scalerl.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, save_state
-from scalerl.training.run_dir import ROW_FILES, RunDirectory
+from scalerl.training.config import LAB
+from scalerl.training.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, save_state
+from scalerl.training.loop.run_dir import ROW_FILES, RunDirectory
 
 RATES = [0.2 + 0.5 * n**2 / (n**2 + 9) + 0.005 * (-1) ** n for n in range(12)]
 GOOD = "".join(f'{{"step": {n}, "flops": {n}e12, "pass_rate": {rate}}}\n' for n, rate in enumerate(RATES))

@@ -11,11 +11,11 @@ import pytest
 
 from robustness.campaign import Case, check_here, contents
 from robustness.test_kept_files import curve, run, study
-from scalerl.config import LAB
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import atomic_file
 from scalerl.core.outputs import check_stays_inside
-from scalerl.training.run_dir import RunDirectory
+from scalerl.training.config import LAB
+from scalerl.training.loop.run_dir import RunDirectory
 
 STEP = "checkpoints/step_000004"
 IN_A_RUN = (
@@ -131,8 +131,8 @@ def test_a_file_is_written_beside_planted_links(tmp_path):
 
 def test_the_directory_of_tensorboard_is_not_read_from_the_run(tmp_path):
     pytest.importorskip("tensorboard", reason="needs the extra `logs`")
-    from scalerl.loggers.base import LoggedRun
-    from scalerl.loggers.tensorboard import Tracker
+    from scalerl.training.trackers.base import LoggedRun
+    from scalerl.training.trackers.tensorboard import Tracker
 
     made = RunDirectory.create(tmp_path / "run", LAB)
     made.close()

@@ -13,7 +13,7 @@ import runs
 from json_rows import write_rows
 from serving import first_event
 
-from scalerl.rollouts.vllm.server import ServerSpec, environment
+from scalerl.training.engines.vllm.server import ServerSpec, environment
 
 NAMES = (
     "signal", "pickle", "multiprocessing", "socket", "struct", "random", "json", "tempfile", "queue", "logging",
@@ -108,7 +108,7 @@ def test_no_process_of_a_run_imports_from_its_directory(planted, lab_model, monk
 
 ACTOR = """
 import os
-from scalerl.cluster.connect import connect
+from scalerl.training.machines.connect import connect
 ray = connect("local", "this test")
 def actor():
     import colorsys, numpy, os

@@ -4,10 +4,10 @@ import datetime
 
 import pytest
 
-from scalerl.config import RunConfig
-from scalerl.config.base import records
-from scalerl.config.overrides import read_config
 from scalerl.core.errors import ConfigError
+from scalerl.training.config import RunConfig
+from scalerl.training.config.base import records
+from scalerl.training.config.overrides import read_config
 
 DATE, NAN, INFINITY, TABLE = datetime.date(2026, 1, 2), float("nan"), float("inf"), {"no_such_key": 1}
 ODD = (True, 7, 1.5, NAN, INFINITY, 10**30, "many", "half\ud800", "nul\0", [[1]], TABLE)

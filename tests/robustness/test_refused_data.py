@@ -12,9 +12,9 @@ from pyarrow import parquet
 
 from robustness.campaign import Case, check_here, write
 from scalerl.cli.exits import guarded
-from scalerl.config.base import build
-from scalerl.config.data import PromptFile
-from scalerl.prompts.layouts import read_rows
+from scalerl.training.config.base import build
+from scalerl.training.config.data import PromptFile
+from scalerl.training.prompts.layouts import read_rows
 
 ROW = '{"prompt": "What is 1+1?", "answer": "2"}\n'
 

@@ -11,10 +11,10 @@ from json_rows import lines
 
 from robustness.campaign import SECONDS, Case, check_here, within, write
 from scalerl.cli.exits import guarded
-from scalerl.cluster.measured import read_run
-from scalerl.config import PRESETS, to_toml
 from scalerl.core.files import ADVICE
 from scalerl.core.run_files import RunInfo
+from scalerl.training.config import PRESETS, to_toml
+from scalerl.training.machines.measured import read_run
 
 CONFIG = to_toml(PRESETS["lab"])
 METRICS = [
@@ -130,7 +130,7 @@ def test_errors_of_the_operating_system_become_messages_about_a_path(capsys, mon
 
 def a_run(here):
     """Write a run of every kind of file that a command reads; return its directory."""
-    from scalerl.training.run_info import run_info
+    from scalerl.training.loop.run_info import run_info
 
     run = here / "run"
     (run / "rollouts").mkdir(parents=True)

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robustness.campaign import Case, check_here
-from scalerl.config import parse_config, read_config, to_toml, trust
-from scalerl.config.trust import check_trust, code_of
 from scalerl.core import files
 from scalerl.core.errors import ConfigError
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import read_plan
+from scalerl.training.config import parse_config, read_config, to_toml, trust
+from scalerl.training.config.trust import check_trust, code_of
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.plan import read_plan
 
 BASE = '[model]\nkind = "hf"\npath = "m"\n'
 DATA = '[data]\nkind = "file"\npath = "p.jsonl"\n'
@@ -251,9 +251,9 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
     import torch
     from tiny_models import tiny_model
 
-    from scalerl.learner.checkpoint import save_state
-    from scalerl.models.policy import Policy
-    from scalerl.rollouts.directory import DirectoryChannel
+    from scalerl.training.engines.directory import DirectoryChannel
+    from scalerl.training.learner.checkpoint import save_state
+    from scalerl.training.models.policy import Policy
 
     before = os.umask(mask)
     try:
@@ -285,7 +285,7 @@ def sharded(path):
 def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    from scalerl.learner.sharded_checkpoint import PlainReader, stored_tensors
+    from scalerl.training.learner.sharded_checkpoint import PlainReader, stored_tensors
 
     sharded(place)
     ours, theirs = (reader(place / "learner").read_metadata() for reader in (PlainReader, FileSystemReader))
@@ -305,7 +305,7 @@ def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     ],
 )
 def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, written):
-    from scalerl.learner.sharded_checkpoint import stored_tensors
+    from scalerl.training.learner.sharded_checkpoint import stored_tensors
 
     sharded(place)
     (place / "learner/.metadata").write_bytes(written)

@@ -9,7 +9,7 @@ import vllm_contract
 from fake_vllm import STOP, FakeVllm
 from vllm_setup import NEEDS, PLAIN, Files, direct
 
-from scalerl.rollouts.engine import Sampling
+from scalerl.training.engines.engine import Sampling
 
 
 @pytest.fixture(scope="session")
@@ -42,8 +42,8 @@ def files(tmp_path):
 @pytest.fixture
 def make(server, files, monkeypatch):
     """Return a function that makes (training, evaluating) over the server; they are closed at the end."""
-    from scalerl.rollouts.directory import DirectoryTransfer
-    from scalerl.rollouts.vllm import client, protocol
+    from scalerl.training.engines.directory import DirectoryTransfer
+    from scalerl.training.engines.vllm import client, protocol
 
     monkeypatch.setattr(client, "BACKOFF_S", 0.01)
     monkeypatch.setattr(protocol, "STREAM_INTERVAL", 3)

@@ -5,14 +5,14 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from scalerl.cluster.measured import lognormal
-from scalerl.cluster.simulated_engine import Clock, ExactSimulatedEngine, by_key
-from scalerl.cluster.simulation import SimulatedTrainer
-from scalerl.cluster.speed import Speeds
-from scalerl.config.length import NoLengthControl
-from scalerl.rollouts.activation import AtTick, Following, OnArrival
-from scalerl.rollouts.coordinator import Coordinator
-from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule
+from scalerl.training.config.length import NoLengthControl
+from scalerl.training.engines.activation import AtTick, Following, OnArrival
+from scalerl.training.engines.coordinator import Coordinator
+from scalerl.training.engines.schedule import PipelineSchedule, RoundSchedule
+from scalerl.training.machines.measured import lognormal
+from scalerl.training.machines.simulated_engine import Clock, ExactSimulatedEngine, by_key
+from scalerl.training.machines.simulation import SimulatedTrainer
+from scalerl.training.machines.speed import Speeds
 
 PIPELINES = [("pipeline", k, rule) for k in (0, 1, 3, 8) for rule in ("wait", "mask", "drop")]
 ROUNDS = [("rounds", 1, ""), ("rounds", 4, "")]

@@ -158,8 +158,8 @@ def weights(version: int) -> list[tuple[str, torch.Tensor]]:
 
 def channel_to(*servers: str, **options: Any) -> Any:
     """Return a channel for `weights` whose servers have been announced."""
-    from scalerl.models.weights import WeightLayout
-    from scalerl.rollouts.vllm.nccl import NcclChannel
+    from scalerl.training.engines.vllm.nccl import NcclChannel
+    from scalerl.training.models.weights import WeightLayout
 
     channel = NcclChannel(WeightLayout.of(weights(0)), Path(tempfile.mkdtemp(prefix="servers-")), **options)
     for number, address in enumerate(servers):
@@ -176,7 +176,7 @@ class Sender:
     """Process that dies between the two buffers of version 2."""
 
     def __call__(self) -> Sender:
-        from scalerl.rollouts.vllm import nccl
+        from scalerl.training.engines.vllm import nccl
 
         use(self.source)
         nccl.BUFFER = BUFFER
@@ -248,7 +248,7 @@ def main(word: str, source: str, *words: str) -> None:
     if word == "serve":
         host, port, file = words
         return serve(host, int(port), Path(file))
-    from scalerl.rollouts.vllm import nccl
+    from scalerl.training.engines.vllm import nccl
 
     nccl.BUFFER = BUFFER
     channel = channel_to(words[0], timeout_s=40.0)

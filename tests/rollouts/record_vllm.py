@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 
-from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.vllm import protocol
-from scalerl.rollouts.vllm.protocol import (
+from scalerl.training.engines.engine import Sampling
+from scalerl.training.engines.vllm import protocol
+from scalerl.training.engines.vllm.protocol import (
     FINISH_UPDATE,
     GENERATE,
     HEALTH,

@@ -11,7 +11,7 @@ import pytest
 import runs
 from agent_parts import chat, engine_of, finish, post, refusal, rollout_of, submit, user
 
-from scalerl.tasks.agents.harness import ProgramEnd
+from scalerl.training.rewards.agents.harness import ProgramEnd
 
 
 def text(engine, tokens):
@@ -586,13 +586,13 @@ def test_log_probabilities_of_all_sequences_replay():
     from agent_parts import settings, tokenizer
     from tiny_models import tiny_model
 
-    from scalerl.models.policy import Policy
-    from scalerl.models.text import TokenText
-    from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
-    from scalerl.rollouts.engine import Sampling
-    from scalerl.rollouts.interrupt import NEVER, LengthRule
-    from scalerl.rollouts.local.torch_engine import torch_engine
-    from scalerl.rollouts.replay import check_current
+    from scalerl.training.engines.agents.engine import AgentEngine, Endpoints
+    from scalerl.training.engines.engine import Sampling
+    from scalerl.training.engines.interrupt import NEVER, LengthRule
+    from scalerl.training.engines.local.torch_engine import torch_engine
+    from scalerl.training.engines.replay import check_current
+    from scalerl.training.models.policy import Policy
+    from scalerl.training.models.text import TokenText
 
     def run(settings, row, url, key, own_s, stopped):
         messages = [user("one")]

@@ -23,15 +23,15 @@ from coordinator_runs import (
     start,
 )
 
-from scalerl.cluster import simulation
-from scalerl.cluster.simulated_engine import ExactSimulatedEngine
-from scalerl.cluster.simulation import Stuck, visit_of
-from scalerl.learner.checkpoint import load_state, save_state
-from scalerl.rollouts.activation import AtTick, OnArrival
-from scalerl.rollouts.coordinator import Coordinator, NewVersion, sample_key
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Stopped, Work, generate
-from scalerl.rollouts.schedule import PipelineSchedule
-from scalerl.types import Rollout
+from scalerl.core.types import Rollout
+from scalerl.training.engines.activation import AtTick, OnArrival
+from scalerl.training.engines.coordinator import Coordinator, NewVersion, sample_key
+from scalerl.training.engines.engine import Finished, Occupancy, Request, Stopped, Work, generate
+from scalerl.training.engines.schedule import PipelineSchedule
+from scalerl.training.learner.checkpoint import load_state, save_state
+from scalerl.training.machines import simulation
+from scalerl.training.machines.simulated_engine import ExactSimulatedEngine
+from scalerl.training.machines.simulation import Stuck, visit_of
 
 schedules = pytest.mark.parametrize("schedule", PIPELINES + ROUNDS, ids=lambda s: "-".join(map(str, s)))
 activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, "on arrival"])

@@ -15,11 +15,11 @@ import pytest
 from agent_parts import chat, engine_of, finish, post, refusal, rollout_of, submit, user
 
 from scalerl.core.addresses import most_connections
-from scalerl.models.text import TokenText
-from scalerl.rollouts.agents import connections, endpoint
-from scalerl.rollouts.agents.connections import EndpointServer
-from scalerl.rollouts.agents.endpoint import Session
-from scalerl.rollouts.agents.protocol import Refused
+from scalerl.training.engines.agents import connections, endpoint
+from scalerl.training.engines.agents.connections import EndpointServer
+from scalerl.training.engines.agents.endpoint import Session
+from scalerl.training.engines.agents.protocol import Refused
+from scalerl.training.models.text import TokenText
 
 
 def said(prompt):
@@ -156,7 +156,7 @@ SERVER = """
 import os, resource, sys
 sys.path.insert(0, sys.argv[1])
 from agent_parts import engine_of, submit
-from scalerl.rollouts.agents.connections import EndpointServer
+from scalerl.training.engines.agents.connections import EndpointServer
 def run(url, key, row):
     files = [os.open("/dev/null", os.O_RDONLY) for _ in range(int(sys.argv[3]))]
     print(url, key, flush=True)

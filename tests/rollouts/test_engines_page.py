@@ -8,9 +8,9 @@ import pytest
 from doc_pages import ROOT
 from scripted_worker import visits
 
-from scalerl.rollouts.activation import AtTick
-from scalerl.rollouts.coordinator import Coordinator, NewVersion
-from scalerl.rollouts.schedule import PipelineSchedule
+from scalerl.training.engines.activation import AtTick
+from scalerl.training.engines.coordinator import Coordinator, NewVersion
+from scalerl.training.engines.schedule import PipelineSchedule
 
 
 @pytest.fixture(scope="module")

@@ -5,21 +5,21 @@ from concurrent.futures import Future
 import pytest
 from test_turns import LIMITS, Numbers, make, run
 
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.models.template import continuation
-from scalerl.models.text import TokenText
-from scalerl.rollouts.turns import ReplyPool
-from scalerl.tasks.pool import ProcessEnded
-from scalerl.tasks.turns import Reply, reply_to
-from scalerl.types import TURNS, Prompt
+from scalerl.core.types import TURNS, Prompt
+from scalerl.training.config.run import Scoring
+from scalerl.training.engines.turns import ReplyPool
+from scalerl.training.models.template import continuation
+from scalerl.training.models.text import TokenText
+from scalerl.training.rewards.pool import ProcessEnded
+from scalerl.training.rewards.turns import Reply, reply_to
 
 ENVIRONMENT = """
     import asyncio
     from collections import UserDict
     from scalerl.core.errors import ConfigError
-    from scalerl.tasks.turns import Reply
+    from scalerl.training.rewards.turns import Reply
 
     class TwoWords(Exception):
         def __init__(self, one, other): super().__init__(one)

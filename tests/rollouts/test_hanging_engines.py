@@ -15,13 +15,13 @@ import pytest
 from runs import wait_for
 from scripted_worker import NumberChannel, Scored, ScriptedSpec, evaluated, visits, weights
 
-from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import stopped_process
-from scalerl.rollouts import pipeline as module
-from scalerl.rollouts.coordinator import NewVersion
-from scalerl.rollouts.pipeline import Interrupted, NoAnswer, Pipeline
-from scalerl.training import complete
-from scalerl.training.complete import run_to_end
+from scalerl.training.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.training.engines import pipeline as module
+from scalerl.training.engines.coordinator import NewVersion
+from scalerl.training.engines.pipeline import Interrupted, NoAnswer, Pipeline
+from scalerl.training.loop import complete
+from scalerl.training.loop.complete import run_to_end
 
 POLICIES = [PipelineRL(max_lag=8), PpoOffPolicy(batches=4)]
 

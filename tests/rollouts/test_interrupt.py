@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from scalerl.config.length import Interruption, NoLengthControl
-from scalerl.rollouts.engine import Request
-from scalerl.rollouts.interrupt import NEVER, LengthRule, interrupt_point, length_rule
-from scalerl.rollouts.local.slots import SlotTable
+from scalerl.training.config.length import Interruption, NoLengthControl
+from scalerl.training.engines.engine import Request
+from scalerl.training.engines.interrupt import NEVER, LengthRule, interrupt_point, length_rule
+from scalerl.training.engines.local.slots import SlotTable
 
 RULE = LengthRule(thinking=(2, 3), answer_tokens=2, max_tokens=5, phrase=(90, 91), end_tag=(91,))
 STOP = 7

@@ -6,17 +6,17 @@ import torch
 from sampled import run_out
 from tiny_models import tiny_model
 
-from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
-from scalerl.learner.batch import collate
-from scalerl.models.policy import Policy
-from scalerl.models.routing import routing_of
-from scalerl.models.rows import PolicyRows
-from scalerl.rollouts.custom import EngineParts, engine_pair
-from scalerl.rollouts.engine import Request, Sampling, step
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.replay import largest_difference
-from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config.recipe import Custom
+from scalerl.training.engines.custom import EngineParts, engine_pair
+from scalerl.training.engines.engine import Request, Sampling, step
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.replay import largest_difference
+from scalerl.training.learner.batch import collate
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.routing import routing_of
+from scalerl.training.models.rows import PolicyRows
 
 NOISY = "noisy_engine:noisy"
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.config.recipe import Custom
 from scalerl.core.errors import ConfigError
-from scalerl.models.policy import Policy
-from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
-from scalerl.rollouts.engine import ExactEngine, Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.testing import Bench, EngineError, check_contract, check_engine_plugin
+from scalerl.training.config.recipe import Custom
+from scalerl.training.engines.custom import EngineParts, engine_pair, make_engine
+from scalerl.training.engines.engine import ExactEngine, Request, Sampling
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.testing import Bench, EngineError, check_contract, check_engine_plugin
+from scalerl.training.models.policy import Policy
 
 MODULE = """
     from dataclasses import replace
@@ -66,8 +66,8 @@ MODULE = """
     def free(parts, shift=0.0, lost=""):
         '''The torch engine in a thread; it dies once, with its first sequences, if `lost` is a path.'''
         import os
-        from scalerl.rollouts.hosted import HostedEngines
-        from scalerl.rollouts.process_engine import EngineDied
+        from scalerl.training.engines.hosted import HostedEngines
+        from scalerl.training.engines.process_engine import EngineDied
 
         class Free(HostedEngines):
             def report(self, wait_s):

@@ -10,13 +10,13 @@ import torch
 from scripted_engine import STOP
 from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, evaluated, visits, weights
 
-from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.core.processes import ProcessDied
-from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.coordinator import NewVersion
-from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
-from scalerl.rollouts.shared_memory import SharedMemoryChannel
-from scalerl.rollouts.weights import WeightChannel
+from scalerl.training.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.training.engines.coordinator import NewVersion
+from scalerl.training.engines.pipeline import Interrupted, Pipeline, WorkerDied
+from scalerl.training.engines.shared_memory import SharedMemoryChannel
+from scalerl.training.engines.weights import WeightChannel
+from scalerl.training.models.weights import WeightLayout
 
 
 def train(spec, updates, delay=lambda: 0.0, shared=False):

@@ -10,11 +10,11 @@ from engine_builds import Scripted, Served, Torch
 from tiny_models import tiny_model
 
 from scalerl.core.rng import stream_key
-from scalerl.models.policy import Policy
-from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.engine import NO_WEIGHTS, ExactEngine, Request
-from scalerl.rollouts.process_engine import EngineDied, EngineProcess
-from scalerl.rollouts.shared_memory import SharedMemoryChannel
+from scalerl.training.engines.engine import NO_WEIGHTS, ExactEngine, Request
+from scalerl.training.engines.process_engine import EngineDied, EngineProcess
+from scalerl.training.engines.shared_memory import SharedMemoryChannel
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.weights import WeightLayout
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import torch
 from sampled import samples
 from tiny_models import tiny_model
 
-from scalerl.models.policy import Policy
-from scalerl.models.rows import PolicyRows
-from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.interrupt import LengthRule
-from scalerl.rollouts.replay import ReplayMismatch, check_current, largest_difference
-from scalerl.types import Rollout
+from scalerl.core.types import Rollout
+from scalerl.training.engines.engine import Sampling
+from scalerl.training.engines.interrupt import LengthRule
+from scalerl.training.engines.replay import ReplayMismatch, check_current, largest_difference
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.rows import PolicyRows
 
 PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (7, 3)]
 

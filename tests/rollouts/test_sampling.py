@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from scalerl.models.head import draw
+from scalerl.training.models.head import draw
 
 LOGITS = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
 

@@ -2,11 +2,11 @@ import math
 
 import pytest
 
-from scalerl.config.overrides import parse_config
 from scalerl.core.serialization import to_plain
-from scalerl.placement.sizes import RunSizes
-from scalerl.rollouts.activation import AVERAGED_BATCHES, AtTick, Following, OnArrival
-from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule, schedule_of
+from scalerl.training.config.overrides import parse_config
+from scalerl.training.engines.activation import AVERAGED_BATCHES, AtTick, Following, OnArrival
+from scalerl.training.engines.schedule import PipelineSchedule, RoundSchedule, schedule_of
+from scalerl.training.placement.sizes import RunSizes
 
 
 def pipeline(k, per_batch=2, lag=3):

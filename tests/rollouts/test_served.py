@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from scripted_engine import STOP, ScriptedDecoder
 
-from scalerl.cluster.simulation import visit_of
-from scalerl.config.placement import Placement
-from scalerl.config.recipe import PipelineRL
-from scalerl.rollouts import served
-from scalerl.rollouts.activation import OnArrival
-from scalerl.rollouts.coordinator import Coordinator, NewVersion
-from scalerl.rollouts.engine import NO_WEIGHTS, Request, Work
-from scalerl.rollouts.hosted import HostedEngines
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.slot_engine import SlotEngine
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.schedule import SCHEDULES
-from scalerl.rollouts.served import EngineHandle, Report, Restarter, Submit, Swap
+from scalerl.training.config.placement import Placement
+from scalerl.training.config.recipe import PipelineRL
+from scalerl.training.engines import served
+from scalerl.training.engines.activation import OnArrival
+from scalerl.training.engines.coordinator import Coordinator, NewVersion
+from scalerl.training.engines.engine import NO_WEIGHTS, Request, Work
+from scalerl.training.engines.hosted import HostedEngines
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local.slot_engine import SlotEngine
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.schedule import SCHEDULES
+from scalerl.training.engines.served import EngineHandle, Report, Restarter, Submit, Swap
+from scalerl.training.machines.simulation import visit_of
 
 SLOTS = 8
 

@@ -9,12 +9,12 @@ from tiny_models import tiny_model
 
 from scalerl.core.machine import resident_bytes
 from scalerl.core.rng import stream_key
-from scalerl.models.cpu.pages import Pages
-from scalerl.models.policy import Policy
-from scalerl.rollouts.engine import Request, Sampling, step
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local import torch_engine as module
-from scalerl.rollouts.local.torch_engine import prompt_batches, torch_engine
+from scalerl.training.engines.engine import Request, Sampling, step
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local import torch_engine as module
+from scalerl.training.engines.local.torch_engine import prompt_batches, torch_engine
+from scalerl.training.models.cpu.pages import Pages
+from scalerl.training.models.policy import Policy
 
 RULE = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)
 

@@ -1,7 +1,7 @@
 from scripted_engine import scripted_engine
 
 from scalerl.core.rng import stream_key
-from scalerl.rollouts.engine import Request, step
+from scalerl.training.engines.engine import Request, step
 
 
 def requests(n):

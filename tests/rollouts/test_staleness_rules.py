@@ -6,14 +6,14 @@ longest sequence takes as long as ten batches, an average group about four. benc
 
 import pytest
 
-from scalerl.cluster.measured import lognormal
-from scalerl.cluster.simulation import simulate_run
-from scalerl.cluster.speed import Speeds
-from scalerl.config.base import replace
-from scalerl.config.length import NoLengthControl
-from scalerl.config.presets import LAB
-from scalerl.config.recipe import PipelineRL
-from scalerl.placement.sizes import RunSizes
+from scalerl.training.config.base import replace
+from scalerl.training.config.length import NoLengthControl
+from scalerl.training.config.presets import LAB
+from scalerl.training.config.recipe import PipelineRL
+from scalerl.training.machines.measured import lognormal
+from scalerl.training.machines.simulation import simulate_run
+from scalerl.training.machines.speed import Speeds
+from scalerl.training.placement.sizes import RunSizes
 
 CONTROL = NoLengthControl(max_tokens=400)
 LENGTHS = lognormal(40.0, 1.0, CONTROL)

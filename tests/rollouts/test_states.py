@@ -7,24 +7,24 @@ from dataclasses import replace
 import pytest
 from agent_parts import Told, chat, settings, tokenizer, user
 
-from scalerl.config import LAB
-from scalerl.config.placement import Placement
 from scalerl.core.plugins import PluginError
-from scalerl.learner.batch import collate
-from scalerl.models.text import TokenText
-from scalerl.rollouts.agents.engine import AgentEngine, Endpoints
-from scalerl.rollouts.engine import Request
-from scalerl.rollouts.hosted import HostedEngines
-from scalerl.rollouts.served import Restarter
-from scalerl.rollouts.turns import TurnEngine
-from scalerl.tasks.agents.harness import ProgramEnd
-from scalerl.tasks.turns import Reply
-from scalerl.training.evaluation import eval_point
-from scalerl.training.evaluator import Snapshot
-from scalerl.training.loop import loss_tokens
-from scalerl.training.metrics import batch_row
-from scalerl.training.rollout_rows import rollout_row as row_of_file
-from scalerl.types import AGENT, TURNS, Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import AGENT, TURNS, Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config import LAB
+from scalerl.training.config.placement import Placement
+from scalerl.training.engines.agents.engine import AgentEngine, Endpoints
+from scalerl.training.engines.engine import Request
+from scalerl.training.engines.hosted import HostedEngines
+from scalerl.training.engines.served import Restarter
+from scalerl.training.engines.turns import TurnEngine
+from scalerl.training.learner.batch import collate
+from scalerl.training.loop.evaluation import eval_point
+from scalerl.training.loop.evaluator import Snapshot
+from scalerl.training.loop.loop import loss_tokens
+from scalerl.training.loop.metrics import batch_row
+from scalerl.training.loop.rollout_rows import rollout_row as row_of_file
+from scalerl.training.models.text import TokenText
+from scalerl.training.rewards.agents.harness import ProgramEnd
+from scalerl.training.rewards.turns import Reply
 
 STATES = ("stopped", "truncated", "interrupted", "failed")
 """One rollout of each, in this order; the policy is told which by its key."""

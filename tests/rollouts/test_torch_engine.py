@@ -8,12 +8,12 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.models.policy import Policy
-from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.engine import Request, Sampling, step
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local import torch_engine as module
-from scalerl.rollouts.local.torch_engine import check_cached_logps, torch_engine
+from scalerl.training.engines.engine import Request, Sampling, step
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local import torch_engine as module
+from scalerl.training.engines.local.torch_engine import check_cached_logps, torch_engine
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.weights import WeightLayout
 
 STOP = 1
 SAME = (5, 9, 2)

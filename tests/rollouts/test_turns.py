@@ -15,24 +15,24 @@ from doc_pages import ROOT, blocks
 from test_torch_engine import weights_of
 from tiny_models import tiny_model
 
-from scalerl.config.data import CustomTask
-from scalerl.config.overrides import parse_config
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.models.policy import Policy
-from scalerl.models.template import continuation
-from scalerl.models.text import TokenText
-from scalerl.prompts.dataset import load_prompts
-from scalerl.prompts.sources import custom_rows
-from scalerl.rollouts.engine import Request, Sampling, step
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
-from scalerl.rollouts.replay import check_current, replay
-from scalerl.rollouts.turns import ExactTurnEngine, ReplyPool, check_replies, with_replies
-from scalerl.tasks.pool import ProcessEnded
-from scalerl.tasks.turns import Reply, read_reply, reply_to
-from scalerl.types import TURNS, Prompt
+from scalerl.core.types import TURNS, Prompt
+from scalerl.training.config.data import CustomTask
+from scalerl.training.config.overrides import parse_config
+from scalerl.training.config.run import Scoring
+from scalerl.training.engines.engine import Request, Sampling, step
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.local.torch_engine import torch_engine
+from scalerl.training.engines.replay import check_current, replay
+from scalerl.training.engines.turns import ExactTurnEngine, ReplyPool, check_replies, with_replies
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.template import continuation
+from scalerl.training.models.text import TokenText
+from scalerl.training.prompts.dataset import load_prompts
+from scalerl.training.prompts.sources import custom_rows
+from scalerl.training.rewards.pool import ProcessEnded
+from scalerl.training.rewards.turns import Reply, read_reply, reply_to
 
 STOPS = tuple(range(1, 12))  # a turn ends at one token in four
 LIMITS = {
@@ -443,7 +443,7 @@ def test_long_replies_are_cut_and_a_template_without_room_is_an_error(chat):
 
 
 def test_the_state_is_plain(tmp_path):
-    from scalerl.learner.checkpoint import load_state, save_state
+    from scalerl.training.learner.checkpoint import load_state, save_state
 
     engine = make()
     for _ in range(12):

@@ -15,25 +15,25 @@ from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, Qwen3Config
 from vllm_setup import CPU, PATIENCE, PLAIN, PYTHON, REAL, SIZES, agree, direct, drain, prompts_of, requests, wait_for
 
-from scalerl.config import read_config
-from scalerl.config.base import replace
-from scalerl.config.model import Lora
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy
-from scalerl.models.weights import WeightLayout
-from scalerl.placement.choices import policy_spec
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.replay import largest_difference
-from scalerl.rollouts.vllm import adapters
-from scalerl.rollouts.vllm.adapters import AdapterChannel, AdapterTransfer
-from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.client import vllm_client
-from scalerl.rollouts.vllm.server import ADAPTERS, ServerSpec, VllmServer, command, environment
-from scalerl.training.resolve import place_processes
+from scalerl.training.config import read_config
+from scalerl.training.config.base import replace
+from scalerl.training.config.model import Lora
+from scalerl.training.engines.engine import Request, Sampling
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.replay import largest_difference
+from scalerl.training.engines.vllm import adapters
+from scalerl.training.engines.vllm.adapters import AdapterChannel, AdapterTransfer
+from scalerl.training.engines.vllm.checks import Needs
+from scalerl.training.engines.vllm.client import vllm_client
+from scalerl.training.engines.vllm.server import ADAPTERS, ServerSpec, VllmServer, command, environment
+from scalerl.training.loop.resolve import place_processes
+from scalerl.training.models.lora import LoraPolicy
+from scalerl.training.models.policy import Policy
+from scalerl.training.models.weights import WeightLayout
+from scalerl.training.placement.choices import policy_spec
 
 pytest.importorskip("peft")
 

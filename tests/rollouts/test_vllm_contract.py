@@ -12,10 +12,10 @@ import pytest
 import torch
 import vllm_contract as contract
 
-from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.vllm import protocol
-from scalerl.rollouts.vllm.checks import NEWEST, OLDEST
-from scalerl.rollouts.vllm.nccl import weight_source
+from scalerl.training.engines.vllm import protocol
+from scalerl.training.engines.vllm.checks import NEWEST, OLDEST
+from scalerl.training.engines.vllm.nccl import weight_source
+from scalerl.training.models.weights import WeightLayout
 
 ROOT = Path(__file__).parents[2]
 

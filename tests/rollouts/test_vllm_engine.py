@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
 
-from scalerl.rollouts.activation import OnArrival
-from scalerl.rollouts.coordinator import Coordinator, NewVersion
-from scalerl.rollouts.directory import DirectoryTransfer
-from scalerl.rollouts.engine import Finished, Request, Sampling, generate
-from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
-from scalerl.rollouts.local.slots import SlotTable
-from scalerl.rollouts.schedule import PipelineSchedule
-from scalerl.rollouts.vllm.client import State, _settle
-from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, VersionSpan
-from scalerl.rollouts.vllm.sequence import TokenSequence
-from scalerl.types import Prompt, Visit
+from scalerl.core.types import Prompt, Visit
+from scalerl.training.engines.activation import OnArrival
+from scalerl.training.engines.coordinator import Coordinator, NewVersion
+from scalerl.training.engines.directory import DirectoryTransfer
+from scalerl.training.engines.engine import Finished, Request, Sampling, generate
+from scalerl.training.engines.interrupt import NEVER, LengthRule, forced_tokens
+from scalerl.training.engines.local.slots import SlotTable
+from scalerl.training.engines.schedule import PipelineSchedule
+from scalerl.training.engines.vllm.client import State, _settle
+from scalerl.training.engines.vllm.protocol import BadAnswer, Chunk, VersionSpan
+from scalerl.training.engines.vllm.sequence import TokenSequence
 
 # --------------------------------------------------------------------------------------------------------- generation
 
@@ -191,7 +191,7 @@ HOLD = """
 import pathlib, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from vllm_setup import Files
-from scalerl.rollouts.directory import DirectoryTransfer
+from scalerl.training.engines.directory import DirectoryTransfer
 print(DirectoryTransfer(Files(pathlib.Path(sys.argv[3])), int(sys.argv[4])).hold(3))
 """
 

@@ -12,12 +12,12 @@ import pytest
 from fake_vllm import logps, nucleus
 from vllm_setup import NEEDS, PLAIN, agree, drain, prompts_of, requests, wait_for
 
-from scalerl.models.routing import UNKNOWN
-from scalerl.rollouts.engine import Request, RoutingShape, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.protocol import BadAnswer, VersionSpan, experts_of_tokens, parse_chunk
-from scalerl.rollouts.vllm.sequence import TokenSequence
+from scalerl.training.engines.engine import Request, RoutingShape, Sampling
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.vllm.protocol import BadAnswer, VersionSpan, experts_of_tokens, parse_chunk
+from scalerl.training.engines.vllm.sequence import TokenSequence
+from scalerl.training.models.routing import UNKNOWN
 
 
 def npy(array):

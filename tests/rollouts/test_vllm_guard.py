@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from vllm_setup import wait_for
 
-from scalerl.rollouts.vllm import server as server_module
+from scalerl.training.engines.vllm import server as server_module
 
 GUARD = Path(server_module.__file__).with_name("guard.py")
 

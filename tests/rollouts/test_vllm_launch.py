@@ -12,24 +12,24 @@ from fake_vllm import STOP, VOCABULARY, FakeVllm
 from generator_specs import generator_spec
 from vllm_setup import PLAIN, agree, prompts_of, requests
 
-from scalerl.config import Hardware, RunConfig, read_config
-from scalerl.config.base import replace
-from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
-from scalerl.models.sizes import Attention, ModelSizes
-from scalerl.models.weights import WeightLayout
-from scalerl.placement.choices import channel_name
-from scalerl.rollouts.build import EngineSpec
-from scalerl.rollouts.channels import CHANNELS
-from scalerl.rollouts.directory import DirectoryChannel
-from scalerl.rollouts.engine import ExactEngine, RoutingShape
-from scalerl.rollouts.kept_weights import KeptWeights
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.launch import _server_spec, server_engines, server_handle
-from scalerl.rollouts.vllm.nccl import NcclChannel
-from scalerl.rollouts.vllm.server import command
-from scalerl.training.resolve import place_processes
+from scalerl.training.config import Hardware, RunConfig, read_config
+from scalerl.training.config.base import replace
+from scalerl.training.config.placement import Placement
+from scalerl.training.engines.build import EngineSpec
+from scalerl.training.engines.channels import CHANNELS
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.engines.engine import ExactEngine, RoutingShape
+from scalerl.training.engines.kept_weights import KeptWeights
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.vllm.checks import Needs
+from scalerl.training.engines.vllm.launch import _server_spec, server_engines, server_handle
+from scalerl.training.engines.vllm.nccl import NcclChannel
+from scalerl.training.engines.vllm.server import command
+from scalerl.training.loop.resolve import place_processes
+from scalerl.training.models.sizes import Attention, ModelSizes
+from scalerl.training.models.weights import WeightLayout
+from scalerl.training.placement.choices import channel_name
 
 
 def spec_of(addresses, tmp_path, *words):

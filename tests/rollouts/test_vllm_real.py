@@ -10,17 +10,17 @@ from tiny_models import tiny_model
 from vllm_setup import CPU, PATIENCE, PYTHON, REAL, SIZES, direct, drain, prompts_of, wait_for
 
 from scalerl.core.rng import stream_key
-from scalerl.models.policy import Policy
-from scalerl.rollouts.directory import DirectoryChannel, DirectoryTransfer
-from scalerl.rollouts.engine import Request, Sampling, generate
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.replay import check_current, largest_difference
-from scalerl.rollouts.vllm import client, protocol
-from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.client import vllm_client
-from scalerl.rollouts.vllm.server import ServerSpec, VllmServer
-from scalerl.types import Prompt, Visit
+from scalerl.core.types import Prompt, Visit
+from scalerl.training.engines.directory import DirectoryChannel, DirectoryTransfer
+from scalerl.training.engines.engine import Request, Sampling, generate
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.replay import check_current, largest_difference
+from scalerl.training.engines.vllm import client, protocol
+from scalerl.training.engines.vllm.checks import Needs
+from scalerl.training.engines.vllm.client import vllm_client
+from scalerl.training.engines.vllm.server import ServerSpec, VllmServer
+from scalerl.training.models.policy import Policy
 
 pytestmark = REAL
 

@@ -8,13 +8,13 @@ import pytest
 from fake_vllm import FakeVllm
 from vllm_setup import Files, direct, drain, wait_for
 
-from scalerl.rollouts.directory import DirectoryTransfer
-from scalerl.rollouts.engine import Request, Sampling
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm import protocol
-from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.client import vllm_client
+from scalerl.training.engines.directory import DirectoryTransfer
+from scalerl.training.engines.engine import Request, Sampling
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.vllm import protocol
+from scalerl.training.engines.vllm.checks import Needs
+from scalerl.training.engines.vllm.client import vllm_client
 
 EXCHANGES = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text())
 

@@ -20,10 +20,10 @@ from vllm_setup import NEEDS, wait_for
 
 from scalerl.core.addresses import reserved_port
 from scalerl.core.errors import ConfigError
-from scalerl.rollouts.engine import RoutingShape
-from scalerl.rollouts.vllm import server as server_module
-from scalerl.rollouts.vllm.checks import check_server
-from scalerl.rollouts.vllm.server import SERVER_CODE, ServerSpec, VllmServer, command, environment
+from scalerl.training.engines.engine import RoutingShape
+from scalerl.training.engines.vllm import server as server_module
+from scalerl.training.engines.vllm.checks import check_server
+from scalerl.training.engines.vllm.server import SERVER_CODE, ServerSpec, VllmServer, command, environment
 
 HERE = Path(__file__).parent
 
@@ -99,7 +99,7 @@ def test_an_address_without_a_vllm_server_is_an_error(server):
 
 
 def test_a_server_that_accepts_weights_from_a_network_gives_a_warning():
-    from scalerl.rollouts.vllm.checks import _warn_of_network
+    from scalerl.training.engines.vllm.checks import _warn_of_network
 
     for address in ("http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"):
         assert _warn_of_network(address) == []
@@ -340,7 +340,7 @@ def test_a_server_that_takes_too_long_is_ended(spec):
 
 HELPER = """
 import pathlib, pickle, sys, time
-from scalerl.rollouts.vllm.server import VllmServer
+from scalerl.training.engines.vllm.server import VllmServer
 server = VllmServer(pickle.loads(pathlib.Path("spec").read_bytes()))
 server.wait_ready()
 print(server.address, flush=True)
@@ -376,10 +376,10 @@ def test_a_server_ignores_a_hangup_and_can_be_terminated(tmp_path):
 def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
     from vllm_setup import PLAIN, Files, direct, drain, requests
 
-    from scalerl.rollouts.directory import DirectoryTransfer
-    from scalerl.rollouts.engine import Sampling
-    from scalerl.rollouts.process_engine import EngineDied
-    from scalerl.rollouts.vllm.client import vllm_client
+    from scalerl.training.engines.directory import DirectoryTransfer
+    from scalerl.training.engines.engine import Sampling
+    from scalerl.training.engines.process_engine import EngineDied
+    from scalerl.training.engines.vllm.client import vllm_client
 
     server = VllmServer(spec)
     server.wait_ready()

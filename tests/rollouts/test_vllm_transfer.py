@@ -19,13 +19,13 @@ import gloo_vllm
 import pytest
 import torch
 
-from scalerl.config import Rollouts, RunConfig
-from scalerl.config.placement import Placement
 from scalerl.core.errors import ConfigError
-from scalerl.learner.rank_processes import RankProcesses
-from scalerl.learner.ranks import LearnerGroup, TransferDied
-from scalerl.placement.sizes import RunSizes
-from scalerl.rollouts.vllm import nccl
+from scalerl.training.config import Rollouts, RunConfig
+from scalerl.training.config.placement import Placement
+from scalerl.training.engines.vllm import nccl
+from scalerl.training.learner.rank_processes import RankProcesses
+from scalerl.training.learner.ranks import LearnerGroup, TransferDied
+from scalerl.training.placement.sizes import RunSizes
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
 ROOT = Path(__file__).parents[2]

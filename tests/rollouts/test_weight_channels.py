@@ -8,10 +8,10 @@ import pytest
 import torch
 from engine_builds import answer_weights
 
-from scalerl.config.placement import Placement
-from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.channels import CHANNELS
-from scalerl.rollouts.directory import DirectoryChannel
+from scalerl.training.config.placement import Placement
+from scalerl.training.engines.channels import CHANNELS
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.models.weights import WeightLayout
 
 SHAPES = {"scalar": (), "one": (1,), "odd": (3, 5, 7), "seventeen": (17,), "empty": (0, 4), "matrix": (33, 31)}
 

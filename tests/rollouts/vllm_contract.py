@@ -1,4 +1,4 @@
-"""Checks vLLM's own source for everything that `scalerl/rollouts/vllm` uses of it.
+"""Checks vLLM's own source for everything that `scalerl/training/engines/vllm` uses of it.
 
 As a program: `python vllm_contract.py [VERSION...]` downloads the wheels of these versions, or of the newest two,
 without dependencies, unpacks their Python files, and prints what does not fit. Needs torch, but no GPU and no vLLM.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-OURS = ROOT / "scalerl/rollouts/vllm"
+OURS = ROOT / "scalerl/training/engines/vllm"
 API, ONLINE, TOKENS = "entrypoints", "entrypoints/rl/online/api_router.py", "entrypoints/scale_out/token_in_token_out"
 
 # ------------------------------------------------------------------------------------------------------------- wheels
@@ -50,7 +50,7 @@ def supported() -> str:
     Raises:
         OSError: PyPI does not answer.
     """
-    from scalerl.rollouts.vllm.checks import NEWEST
+    from scalerl.training.engines.vllm.checks import NEWEST
 
     return next(v for v in newest(5) if tuple(map(int, v.split(".")[:2])) < NEWEST)
 
@@ -165,7 +165,7 @@ class Route(NamedTuple):
 
 def used_routes() -> list[Route]:
     """Return the routes of protocol.py; a test compares them with its constants."""
-    from scalerl.rollouts.vllm import protocol as p
+    from scalerl.training.engines.vllm import protocol as p
 
     return [
         Route("post", p.GENERATE), Route("get", p.VERSION), Route("get", p.MODELS), Route("get", p.HEALTH),
@@ -193,8 +193,8 @@ def check_routes(source: Source) -> Iterator[str]:
 
 def check_answers(source: Source) -> Iterator[str]:
     """Yield the fields of requests and answers that are missing."""
-    from scalerl.rollouts.engine import Sampling
-    from scalerl.rollouts.vllm.protocol import generate_body
+    from scalerl.training.engines.engine import Sampling
+    from scalerl.training.engines.vllm.protocol import generate_body
 
     body = generate_body([1, 2], 4, Sampling(1.0, 0.9, ()), "a", "b", experts=True, adapter="c")
     yield from missing("GenerateRequest", set(body), source.fields("GenerateRequest", TOKENS))
@@ -215,8 +215,8 @@ def check_answers(source: Source) -> Iterator[str]:
 
 def check_command_line(source: Source) -> Iterator[str]:
     """Yield the options and environment variables of a server that vLLM does not have."""
-    from scalerl.placement.devices import USABLE
-    from scalerl.rollouts.vllm.server import ServerSpec, command, environment
+    from scalerl.training.engines.vllm.server import ServerSpec, command, environment
+    from scalerl.training.placement.devices import USABLE
 
     declared = [path for path in source.files(API) if path.name == "cli_args.py"]
     text = "".join(path.read_text() for path in (*declared, *source.files("engine/arg_utils.py")))
@@ -292,7 +292,7 @@ def check_worker(source: Source) -> Iterator[str]:
 
 def check_adapters(source: Source) -> Iterator[str]:
     """Yield what the replacement of adapters uses and vLLM does not have."""
-    from scalerl.rollouts.vllm.adapters import RANKS, has_adapter_layers
+    from scalerl.training.engines.vllm.adapters import RANKS, has_adapter_layers
 
     ranks = re.search(r"MaxLoRARanks = Literal\[([\d, ]+)\]", (source.root / "config/lora.py").read_text())
     if ranks is None or tuple(map(int, ranks[1].split(","))) != RANKS:
@@ -321,7 +321,7 @@ def check_adapters(source: Source) -> Iterator[str]:
 
 def check_client(source: Source) -> Iterator[str]:
     """Yield the methods of vLLM's client protocol that `ServersClient` lacks, and other arguments."""
-    from scalerl.rollouts.vllm.nccl import ServersClient
+    from scalerl.training.engines.vllm.nccl import ServersClient
 
     protocol = source.definition("VLLMWeightSyncClient", "distributed/weight_transfer/base.py")
     if not isinstance(protocol, ast.ClassDef):

@@ -7,11 +7,11 @@ import pytest
 from fake_vllm import VOCABULARY, logps
 
 from scalerl.core.rng import stream_key
-from scalerl.rollouts.engine import Occupancy, Request
-from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.served import Cancel, Submit, Swap
-from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.weights import WeightChannel
+from scalerl.training.engines.engine import Occupancy, Request
+from scalerl.training.engines.interrupt import NEVER, LengthRule
+from scalerl.training.engines.served import Cancel, Submit, Swap
+from scalerl.training.engines.vllm.checks import Needs
+from scalerl.training.engines.weights import WeightChannel
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
 REAL = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, CurveError, advise, fit, forecast, sigmoid
-from scalerl.scaling.advise import climbed
+from scalerl.reading.curves import Curve, CurveError, advise, fit, forecast, sigmoid
+from scalerl.reading.curves.advise import climbed
 
 
 def test_a_run_in_full_climb_is_continued():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from simulated_runs import TRUTH, run
 
-from scalerl.scaling import Curve, CurveError, Fit, backtest, fit, sigmoid
-from scalerl.scaling.backtesting import rmse, split_at
+from scalerl.reading.curves import Curve, CurveError, Fit, backtest, fit, sigmoid
+from scalerl.reading.curves.backtesting import rmse, split_at
 
 
 def test_the_first_half_of_a_run_on_the_law_predicts_the_rest():
@@ -50,7 +50,9 @@ def test_a_band_in_parts_has_the_bits_of_the_whole(noise, together, monkeypatch)
     fitted = fit(curve)
     compute = np.linspace(0.0, 4.0 * curve.last_compute, 50)
     whole = fitted.predict(compute, noise=noise)
-    monkeypatch.setattr(sys.modules["scalerl.scaling.fit"], "PREDICTED_TOGETHER", together)  # not the function `fit`
+    monkeypatch.setattr(
+        sys.modules["scalerl.reading.curves.fit"], "PREDICTED_TOGETHER", together
+    )  # not the function `fit`
     for one, other in zip(whole, fitted.predict(compute, noise=noise), strict=True):
         assert one.tolist() == other.tolist()
     assert [len(column) for column in fitted.predict([])] == [0] * 5

@@ -7,12 +7,12 @@ import pytest
 from commands import call
 from simulated_runs import run, write
 
-from scalerl.scaling import CurveError, fit, forecast
-from scalerl.scaling.forecast import UPPER_TEXT, band_text
-from scalerl.scaling.posterior import share_of_mean
-from scalerl.view.analysis import analyze
-from scalerl.view.outlook import Source
-from scalerl.view.page import page
+from scalerl.reading.curves import CurveError, fit, forecast
+from scalerl.reading.curves.forecast import UPPER_TEXT, band_text
+from scalerl.reading.curves.posterior import share_of_mean
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.outlook import Source
+from scalerl.reading.pages.page import page
 
 
 def width(band):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from scalerl.scaling import Curve
-from scalerl.scaling.baselines import last_value, linear_in_log_compute, power_law
+from scalerl.reading.curves import Curve
+from scalerl.reading.curves.baselines import last_value, linear_in_log_compute, power_law
 
 
 def test_last_value_repeats_the_last_point():

@@ -1,6 +1,6 @@
 import pytest
 
-from scalerl.scaling.advise import FIFTHS, count, kind_of, public_cases, share_that_gained
+from scalerl.reading.curves.advise import FIFTHS, count, kind_of, public_cases, share_that_gained
 
 
 @pytest.mark.parametrize(

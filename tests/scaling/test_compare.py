@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from simulated_runs import fallen, run
 
-from scalerl.scaling import Curve, CurveError, compare, fit, sigmoid
-from scalerl.scaling.comparison import (
+from scalerl.reading.curves import Curve, CurveError, compare, fit, sigmoid
+from scalerl.reading.curves.comparison import (
     OWN_CEILINGS,
     common_ceiling,
     comparison_sentence,

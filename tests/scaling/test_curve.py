@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from json_rows import lines
 
-from scalerl.scaling import Curve, CurveError
-from scalerl.scaling.curve import thinned
+from scalerl.reading.curves import Curve, CurveError
+from scalerl.reading.curves.curve import thinned
 
 ROWS = [
     {"step": 0, "device_hours": 0.0, "flops": 0.0, "tokens": 0, "task": "arithmetic", "pass_rate": 0.10},

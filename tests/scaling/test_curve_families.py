@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, Prior, fit, sigmoid
-from scalerl.scaling.families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
-from scalerl.scaling.law import plain_draws
-from scalerl.scaling.posterior import SUSPICIOUS
-from scalerl.scaling.sampling import explore, standardized, suspicion
+from scalerl.reading.curves import Curve, Prior, fit, sigmoid
+from scalerl.reading.curves.families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
+from scalerl.reading.curves.law import plain_draws
+from scalerl.reading.curves.posterior import SUSPICIOUS
+from scalerl.reading.curves.sampling import explore, standardized, suspicion
 
 # compute 0, a quarter, a half and the whole of the run
 LOG_C = np.log(np.array([1e-300, 0.25, 0.5, 1.0]))

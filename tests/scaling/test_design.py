@@ -13,7 +13,7 @@ from simulated_runs import run, write
 from simulated_study import Truth, write_study
 
 from scalerl.core.rows import read_points
-from scalerl.scaling import (
+from scalerl.reading.curves import (
     Curve,
     CurveError,
     Evaluations,
@@ -24,8 +24,15 @@ from scalerl.scaling import (
     expected_of_runs,
     fit,
 )
-from scalerl.scaling.designs import EvaluationNoise, Prospect, detection_power, prospect, prospect_line, usual_prospect
-from scalerl.scaling.law import plain_draws, sigmoid
+from scalerl.reading.curves.designs import (
+    EvaluationNoise,
+    Prospect,
+    detection_power,
+    prospect,
+    prospect_line,
+    usual_prospect,
+)
+from scalerl.reading.curves.law import plain_draws, sigmoid
 
 FEW = pytest.mark.usefixtures("few_worlds")
 
@@ -41,7 +48,7 @@ def papers_runs():
 
 @pytest.fixture
 def few_worlds(monkeypatch):
-    monkeypatch.setattr("scalerl.scaling.designs.WORLDS", 12)
+    monkeypatch.setattr("scalerl.reading.curves.designs.WORLDS", 12)
 
 
 def test_the_noise_of_sampling_falls_with_the_root_of_the_answers():

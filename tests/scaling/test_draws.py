@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scalerl.scaling.law import Draws, joined_draws, plain_draws
+from scalerl.reading.curves.law import Draws, joined_draws, plain_draws
 
 ONE = np.ones(1)
 

@@ -4,8 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.scaling import Estimate
-from scalerl.scaling.estimate import EstimateAt, as_json, short_number, summarize
+from scalerl.reading.curves import Estimate
+from scalerl.reading.curves.estimate import EstimateAt, as_json, short_number, summarize
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, CurveError, Prior, fit, paper_fit, sigmoid
-from scalerl.scaling.sampling import least_midpoint
-from scalerl.scaling.stop import judge, stop_rule
+from scalerl.reading.curves import Curve, CurveError, Prior, fit, paper_fit, sigmoid
+from scalerl.reading.curves.sampling import least_midpoint
+from scalerl.reading.curves.stop import judge, stop_rule
 
 
 def test_the_posterior_and_the_papers_procedure_agree_on_a_well_measured_run():
@@ -116,7 +116,7 @@ def test_the_band_of_single_evaluations_is_wider_than_that_of_the_curve():
 
 
 def test_the_examples_in_the_docstrings_run():
-    module = sys.modules["scalerl.scaling.curve"]
+    module = sys.modules["scalerl.reading.curves.curve"]
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted >= 2
 

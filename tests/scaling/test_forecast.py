@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import run
 
-from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
-from scalerl.scaling.estimate import as_json
+from scalerl.reading.curves import Curve, CurveError, fit, forecast, sigmoid
+from scalerl.reading.curves.estimate import as_json
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ from commands import call
 from doc_pages import json_keys
 from simulated_runs import run as rising
 
-from scalerl.config import LAB
-from scalerl.scaling import Curve, CurveError, compare, fit, frontier, sigmoid
-from scalerl.scaling.frontiers import AROUND, next_run, of_fits, of_law
-from scalerl.scaling.pool import (
+from scalerl.reading.curves import Curve, CurveError, compare, fit, frontier, sigmoid
+from scalerl.reading.curves.frontiers import AROUND, next_run, of_fits, of_law
+from scalerl.reading.curves.pool import (
     SCATTER,
     SCATTER_GRID,
     SMOOTH_GRID,
@@ -26,9 +25,10 @@ from scalerl.scaling.pool import (
     pooled,
     smoothed,
 )
-from scalerl.scaling.price import Cost
-from scalerl.scaling.settings import Design
-from scalerl.training.run_info import run_info
+from scalerl.reading.curves.price import Cost
+from scalerl.reading.curves.settings import Design
+from scalerl.training.config import LAB
+from scalerl.training.loop.run_info import run_info
 
 RNG = np.random.default_rng
 WIDTHS, BATCHES = (32, 64, 128, 256), (8, 16, 32)
@@ -355,7 +355,7 @@ def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(per_sett
     clouds = [cloud(theta({**setting, "batch": 16.0}), [0.1, 0.2, 0.1, 0.01]) for setting in settings]
     law = pooled(clouds, settings, False)
     assert law.scatter.basis_UB.shape[1] < 30 and not law.scatter.is_whole
-    monkeypatch.setattr("scalerl.scaling.pool.ROUNDING", -np.inf)
+    monkeypatch.setattr("scalerl.reading.curves.pool.ROUNDING", -np.inf)
     whole = pooled(clouds, settings, False)
     assert whole.scatter.is_whole
     np.testing.assert_allclose(law.mean_DUK, whole.mean_DUK, atol=1e-6)
@@ -369,12 +369,12 @@ def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(per_sett
 def test_with_many_runs_the_law_is_checked_with_fewer_draws(monkeypatch):
     drawn, draw = [], pooled
     monkeypatch.setattr(
-        "scalerl.scaling.pool.pooled", lambda clouds, *rest: drawn.append(len(clouds)) or draw(clouds, *rest)
+        "scalerl.reading.curves.pool.pooled", lambda clouds, *rest: drawn.append(len(clouds)) or draw(clouds, *rest)
     )
     frontier(FITS, GRID, 8000.0, published=False)
     assert len(drawn) == 1 + 10
     drawn.clear()
-    monkeypatch.setattr("scalerl.scaling.pool.CHECKED", 36)
+    monkeypatch.setattr("scalerl.reading.curves.pool.CHECKED", 36)
     found = frontier(FITS, GRID, 8000.0, published=False)
     assert drawn == [12, 8, 8, 8] and found.check.runs == 12
 

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from simulated_runs import fallen, run
 
-from scalerl.scaling import Curve, falls, fit, forecast, sigmoid
-from scalerl.scaling.counts import LATER_FALL, TAKE_OFF
-from scalerl.scaling.estimate import quantiles
-from scalerl.scaling.falls import fall_of, has_fallen, points_before_fall
-from scalerl.scaling.families import LEVEL, NOT_BEGUN, RETURN
-from scalerl.scaling.noise import local_noise
-from scalerl.scaling.posterior import EVEN_NOISE, STAYS_AFTER_FALL, posterior, prior_odds, take_off_rate
+from scalerl.reading.curves import Curve, falls, fit, forecast, sigmoid
+from scalerl.reading.curves.counts import LATER_FALL, TAKE_OFF
+from scalerl.reading.curves.estimate import quantiles
+from scalerl.reading.curves.falls import fall_of, has_fallen, points_before_fall
+from scalerl.reading.curves.families import LEVEL, NOT_BEGUN, RETURN
+from scalerl.reading.curves.noise import local_noise
+from scalerl.reading.curves.posterior import EVEN_NOISE, STAYS_AFTER_FALL, posterior, prior_odds, take_off_rate
 
 
 def flat(seed=0, noise=0.05):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, advise, fit, forecast
+from scalerl.reading.curves import Curve, advise, fit, forecast
 
 GOLDEN = Path(__file__).parent / "golden"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl.scaling.grid import pick, systematic, zoom
+from scalerl.reading.curves.grid import pick, systematic, zoom
 
 LIMITS = np.array([[-10.0, 10.0], [-10.0, 10.0]])
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, health, sigmoid
-from scalerl.scaling.health import shape_symptoms
+from scalerl.reading.curves import Curve, health, sigmoid
+from scalerl.reading.curves.health import shape_symptoms
 
 
 def names(curve):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl.scaling.law import climb, sigmoid
+from scalerl.reading.curves.law import climb, sigmoid
 
 
 def test_half_of_the_climb_is_done_at_the_midpoint():

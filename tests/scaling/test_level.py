@@ -3,7 +3,14 @@ import pytest
 from scipy.special import gamma
 from scipy.stats import multivariate_normal
 
-from scalerl.scaling.level import STEP_RATIOS, level_after_change, level_posterior, steady_level, tails, walk_modes
+from scalerl.reading.curves.level import (
+    STEP_RATIOS,
+    level_after_change,
+    level_posterior,
+    steady_level,
+    tails,
+    walk_modes,
+)
 
 
 def covariance(ratio, count):

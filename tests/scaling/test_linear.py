@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from scalerl.scaling.linear import combined, eliminate, gram, last_coefficient, log_evidence, normal_of_t, t_of_normal
+from scalerl.reading.curves.linear import (
+    combined,
+    eliminate,
+    gram,
+    last_coefficient,
+    log_evidence,
+    normal_of_t,
+    t_of_normal,
+)
 
 
 def whitened(x, phi):

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, fit
-from scalerl.scaling.noise import OTHER_NOISE, binomial, evaluations, local_noise, relative_noise
+from scalerl.reading.curves import Curve, fit
+from scalerl.reading.curves.noise import OTHER_NOISE, binomial, evaluations, local_noise, relative_noise
 
 
 def with_errors(metric, stderr):

@@ -5,7 +5,7 @@ import pytest
 from commands import call
 from simulated_runs import run, write
 
-from scalerl.scaling import PUBLISHED_GRID, Curve, CurveError, PaperGrid, paper_fit, sigmoid
+from scalerl.reading.curves import PUBLISHED_GRID, Curve, CurveError, PaperGrid, paper_fit, sigmoid
 
 # Table 1 of arXiv 2510.13786: C_mid, B, A; and the grid of C_mid that contains the value
 SMALL, LARGE = np.linspace(100, 4000, 100), np.linspace(4000, 16_000, 100)

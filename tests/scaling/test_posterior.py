@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_runs import TRUTH, run
 
-from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
-from scalerl.scaling.families import LAW
-from scalerl.scaling.posterior import posterior
-from scalerl.scaling.sampling import explore, sample, standardized
+from scalerl.reading.curves import Curve, CurveError, Prior, fit, sigmoid
+from scalerl.reading.curves.families import LAW
+from scalerl.reading.curves.posterior import posterior
+from scalerl.reading.curves.sampling import explore, sample, standardized
 
 
 def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():

@@ -11,13 +11,13 @@ from simulated_runs import run
 from simulated_study import Truth, write_study
 
 from scalerl.cli.plan import next_gains
-from scalerl.scaling import Curve, CurveError, Fit, advise, compare, fit, frontier, frontiers
-from scalerl.scaling.frontiers import NextRun
-from scalerl.scaling.price import Cost, next_gain
-from scalerl.scaling.units import number_text
-from scalerl.view.page import study_page
-from scalerl.view.study import study_results
-from scalerl.view.study_files import read_files
+from scalerl.reading.curves import Curve, CurveError, Fit, advise, compare, fit, frontier, frontiers
+from scalerl.reading.curves.frontiers import NextRun
+from scalerl.reading.curves.price import Cost, next_gain
+from scalerl.reading.curves.units import number_text
+from scalerl.reading.pages.page import study_page
+from scalerl.reading.pages.study import study_results
+from scalerl.reading.pages.study_files import read_files
 
 BAD = [(0.0, "above 0; got 0"), (-2.5, "above 0; got -2.5"), (float("nan"), "above 0"), (float("inf"), "above 0")]
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.scaling import Curve, CurveError, fit
-from scalerl.scaling.stop import StopRule, earlier, judge, stop_rule
+from scalerl.reading.curves import Curve, CurveError, fit
+from scalerl.reading.curves.stop import StopRule, earlier, judge, stop_rule
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalerl.scaling import Curve
+from scalerl.reading.curves import Curve
 
 
 @pytest.fixture

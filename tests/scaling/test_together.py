@@ -7,8 +7,8 @@ import pytest
 from commands import call
 from simulated_runs import run, write
 
-from scalerl.scaling import Curve, CurveError, advise, compare, fit, fit_together, forecast, sigmoid
-from scalerl.scaling.together import SHARED, UNLIKE, walk
+from scalerl.reading.curves import Curve, CurveError, advise, compare, fit, fit_together, forecast, sigmoid
+from scalerl.reading.curves.together import SHARED, UNLIKE, walk
 
 SEEDS, STRANGERS = (0.06, 0.15, 0.1), (1.0, 1.5, 0.5)
 """Scatter between runs of logit A, ln C_mid and ln B."""

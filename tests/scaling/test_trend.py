@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from scipy.stats import linregress
 
-from scalerl.scaling import Curve
-from scalerl.scaling.baselines import trend
+from scalerl.reading.curves import Curve
+from scalerl.reading.curves.baselines import trend
 
 
 def test_the_slope_and_its_error_are_those_of_scipy_over_the_last_doubling():

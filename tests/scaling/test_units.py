@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.scaling import Curve, CurveError
-from scalerl.scaling.price import cost_of
-from scalerl.scaling.units import compute_text, factor_text, money_text, number_text
+from scalerl.reading.curves import Curve, CurveError
+from scalerl.reading.curves.price import cost_of
+from scalerl.reading.curves.units import compute_text, factor_text, money_text, number_text
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_hours_of_a_file_follow_its_parts():
     ],
 )
 def test_an_interval_has_one_unit(values, axis, text):
-    from scalerl.scaling.units import range_text
+    from scalerl.reading.curves.units import range_text
 
     assert range_text(*values, axis) == text

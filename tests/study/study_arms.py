@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scalerl.scaling import Curve, sigmoid
+from scalerl.reading.curves import Curve, sigmoid
 
 SEED_SD = 0.012
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from study_arms import arm, collapsed, run, stretched
 
-from scalerl.scaling import Curve, CurveError, fit
-from scalerl.scaling.health import decline
-from scalerl.study.allocate import LEAST_PROBABILITY, allocate, own_levels, usable_fits
+from scalerl.reading.curves import Curve, CurveError, fit
+from scalerl.reading.curves.health import decline
+from scalerl.training.study.allocate import LEAST_PROBABILITY, allocate, own_levels, usable_fits
 
 
 def misleading(fraction=0.25, seeds=3):

@@ -5,12 +5,12 @@ import json
 import pytest
 from simulated_study import Truth, point_row, write_study
 
-from scalerl.config import QUICK
 from scalerl.core.errors import ConfigError
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.execute import by_forecast
-from scalerl.study.plans import PLANS
-from scalerl.view.study import best_rates, sweep_note
+from scalerl.reading.pages.study import best_rates, sweep_note
+from scalerl.training.config import QUICK
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.execute import by_forecast
+from scalerl.training.study.plans import PLANS
 
 HALF = 80
 

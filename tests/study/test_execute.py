@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from simulated_study import point_row
 
-from scalerl.config import QUICK
-from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import RunKey
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.execute import Execution, execute, target_step
-from scalerl.study.plan import Arm, Plan
+from scalerl.training.config import QUICK
+from scalerl.training.config.base import replace
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.execute import Execution, execute, target_step
+from scalerl.training.study.plan import Arm, Plan
 
 BASE = replace(QUICK, steps=40)
 
@@ -82,7 +82,7 @@ class Quiet:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr("scalerl.study.execute.PROCESSES_POLL_S", 0.0)
+    monkeypatch.setattr("scalerl.training.study.execute.PROCESSES_POLL_S", 0.0)
 
 
 def run(study, workers, shares=(1.0,), stop=lambda: False):
@@ -106,7 +106,9 @@ def test_as_many_runs_as_there_are_workers_go_in_parallel(tmp_path):
 
 
 def test_a_failed_arm_is_reported_with_its_error_and_the_others_continue(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.study.execute.by_forecast", lambda study: (["a", "b"], "both may be the best"))
+    monkeypatch.setattr(
+        "scalerl.training.study.execute.by_forecast", lambda study: (["a", "b"], "both may be the best")
+    )
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(failing=("a",))
     execution = run(study, workers, shares=(0.5, 1.0))
     assert execution.failures == {RunKey("a", s): "scalerl: step 3: the loss is not a number" for s in (0, 1)}
@@ -129,7 +131,7 @@ def test_resume_starts_unfinished_runs_and_retries_failed_ones(tmp_path):
 def test_slices_end_at_evaluations_and_dropped_arms_do_not_continue(tmp_path, monkeypatch):
     assert [target_step(BASE, share) for share in (0.01, 0.3, 0.5, 0.99, 1.0)] == [8, 16, 16, 40, 40]
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,))), ScriptedWorkers()
-    monkeypatch.setattr("scalerl.study.execute.by_forecast", lambda study: (["b"], "a is behind"))
+    monkeypatch.setattr("scalerl.training.study.execute.by_forecast", lambda study: (["b"], "a is behind"))
     execution = run(study, workers, shares=(0.5, 1.0))
     assert execution.display.notes == ["a is behind"]
     assert workers.started == [("a/seed-0", "train", 16), ("b/seed-0", "train", 16), ("b/seed-0", "resume", 40)]

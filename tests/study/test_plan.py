@@ -2,13 +2,22 @@
 
 import pytest
 
-from scalerl.config import LAB, QUICK
-from scalerl.config.base import replace
-from scalerl.config.length import LengthPenalty
-from scalerl.config.recipe import SCALERL, Cispo, Dapo, PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
-from scalerl.study.plan import Arm, Plan, checked_plan, plan_toml, read_plan, recipe_changes, select, with_rates
-from scalerl.study.plans import PLANS
+from scalerl.training.config import LAB, QUICK
+from scalerl.training.config.base import replace
+from scalerl.training.config.length import LengthPenalty
+from scalerl.training.config.recipe import SCALERL, Cispo, Dapo, PipelineRL, PpoOffPolicy
+from scalerl.training.study.plan import (
+    Arm,
+    Plan,
+    checked_plan,
+    plan_toml,
+    read_plan,
+    recipe_changes,
+    select,
+    with_rates,
+)
+from scalerl.training.study.plans import PLANS
 
 
 def plan(*arms, base=QUICK, **fields):

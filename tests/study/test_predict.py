@@ -8,22 +8,22 @@ from doc_pages import json_keys
 from grid_study import level_of, train
 from test_execute import Quiet, ScriptedWorkers
 
-from scalerl.config import QUICK
-from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import RunKey
-from scalerl.scaling import CurveError
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.display import describe
-from scalerl.study.execute import Execution, execute
-from scalerl.study.plan import checked_plan, plan_toml, read_plan, select
-from scalerl.study.plans import PLANS
-from scalerl.study.predict import by_forecast, predict
-from scalerl.view.figure import Line
-from scalerl.view.page import page
-from scalerl.view.study import study_results
-from scalerl.view.study_figures import STUDY_FIGURES
-from scalerl.view.study_law import full_compute
+from scalerl.reading.curves import CurveError
+from scalerl.reading.pages.figure import Line
+from scalerl.reading.pages.page import page
+from scalerl.reading.pages.study import study_results
+from scalerl.reading.pages.study_figures import STUDY_FIGURES
+from scalerl.reading.pages.study_law import full_compute
+from scalerl.training.config import QUICK
+from scalerl.training.config.base import replace
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.display import describe
+from scalerl.training.study.execute import Execution, execute
+from scalerl.training.study.plan import checked_plan, plan_toml, read_plan, select
+from scalerl.training.study.plans import PLANS
+from scalerl.training.study.predict import by_forecast, predict
 
 GRID = replace(PLANS["frontier"](QUICK), seeds=(0,))
 SMALL = replace(select(GRID, ["*-g16"]), vary=("model.width", "recipe.prompts_per_step"))
@@ -91,9 +91,9 @@ def test_a_selection_without_held_out_arms_is_an_ordinary_study():
 
 def test_held_out_arms_start_after_they_are_predicted(study, monkeypatch):
     workers, started = ScriptedWorkers(), []
-    monkeypatch.setattr("scalerl.study.execute.PROCESSES_POLL_S", 0.0)
-    monkeypatch.setattr("scalerl.study.execute.by_forecast", lambda study: (["w128-p16-g16"], "it leads"))
-    monkeypatch.setattr("scalerl.study.execute.predict", lambda study: started.extend(workers.started))
+    monkeypatch.setattr("scalerl.training.study.execute.PROCESSES_POLL_S", 0.0)
+    monkeypatch.setattr("scalerl.training.study.execute.by_forecast", lambda study: (["w128-p16-g16"], "it leads"))
+    monkeypatch.setattr("scalerl.training.study.execute.predict", lambda study: started.extend(workers.started))
     execute(Execution(study, workers, Quiet(), lambda: False), (0.5, 1.0))
     assert len(started) == 8 + 1 and started[-1] == ("w128-p16-g16/seed-0", "resume", 240)
     assert not any(study.plan.is_held_out(name.split("/")[0]) for name, _, _ in started)
@@ -106,8 +106,8 @@ def test_held_out_arms_that_cannot_be_predicted_are_not_run(study, monkeypatch):
         raise CurveError("all runs are flat")
 
     workers, quiet = ScriptedWorkers(), Quiet()
-    monkeypatch.setattr("scalerl.study.execute.PROCESSES_POLL_S", 0.0)
-    monkeypatch.setattr("scalerl.study.execute.predict", fail)
+    monkeypatch.setattr("scalerl.training.study.execute.PROCESSES_POLL_S", 0.0)
+    monkeypatch.setattr("scalerl.training.study.execute.predict", fail)
     execute(Execution(study, workers, quiet, lambda: False), (1.0,))
     assert len(workers.started) == 8
     assert quiet.notes == ["held-out arms are not run, because they cannot be predicted: all runs are flat"]

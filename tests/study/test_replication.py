@@ -9,8 +9,8 @@ import pytest
 from simulated_study import KNOWN, write_study
 
 from scalerl.core.rows import read_rows
-from scalerl.study.plan import read_plan
-from scalerl.view.study import study_results
+from scalerl.reading.pages.study import study_results
+from scalerl.training.study.plan import read_plan
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "docs" / "replication.md", ROOT / "benchmarks" / "results" / "replication" / "tables.txt"]

@@ -7,12 +7,12 @@ import pytest
 from simulated_study import STEPS, Truth, write_study
 
 from scalerl import cli
-from scalerl.config import to_toml
-from scalerl.config.base import replace
 from scalerl.core.files import take_hold
 from scalerl.core.run_files import RunKey
-from scalerl.study.directory import ReusedRun, StudyDirectory, equal_runs, take_over
-from scalerl.study.plan import Arm
+from scalerl.training.config import to_toml
+from scalerl.training.config.base import replace
+from scalerl.training.study.directory import ReusedRun, StudyDirectory, equal_runs, take_over
+from scalerl.training.study.plan import Arm
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from scalerl import cli
-from scalerl.config import read_config, to_toml
+from scalerl.training.config import read_config, to_toml
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from rich.console import Console
 from simulated_study import Truth, write_study
 
 from scalerl.core.run_files import RunKey
-from scalerl.study.display import StudyDisplay
+from scalerl.training.study.display import StudyDisplay
 
 TRUTHS = {"scalerl": Truth(), "dapo": Truth(asymptote=0.53), "young": Truth(last_step=24)}
 

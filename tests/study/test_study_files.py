@@ -8,16 +8,16 @@ from commands import call
 from grid_study import train
 from simulated_study import TWO, Truth, write_study
 
-from scalerl.config import QUICK
-from scalerl.config.base import replace
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import StudyInfo, read_study
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.info import study_info
-from scalerl.study.plan import select
-from scalerl.study.plans import PLANS
-from scalerl.view.study import study_results
-from scalerl.view.study_files import StudyFiles, read_files
+from scalerl.reading.pages.study import study_results
+from scalerl.reading.pages.study_files import StudyFiles, read_files
+from scalerl.training.config import QUICK
+from scalerl.training.config.base import replace
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.info import study_info
+from scalerl.training.study.plan import select
+from scalerl.training.study.plans import PLANS
 
 TRUTHS = {**TWO, "gone": Truth(last_step=-1)}
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from simulated_study import KNOWN, STEPS, Truth, write_study
 
-from scalerl.view.figure import Line, Points
-from scalerl.view.frozen import write_page
-from scalerl.view.page import page
-from scalerl.view.study import study_results
-from scalerl.view.study_figures import STUDY_FIGURES
+from scalerl.reading.pages.figure import Line, Points
+from scalerl.reading.pages.frozen import write_page
+from scalerl.reading.pages.page import page
+from scalerl.reading.pages.study import study_results
+from scalerl.reading.pages.study_figures import STUDY_FIGURES
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 

@@ -9,9 +9,9 @@ from doc_pages import ROOT, json_keys
 from rich.console import Console
 from simulated_study import KNOWN, Truth, write_study
 
-from scalerl.view.study import study_results
-from scalerl.view.study_results import EFFECTS, reasons
-from scalerl.view.study_tables import print_results
+from scalerl.reading.pages.study import study_results
+from scalerl.reading.pages.study_results import EFFECTS, reasons
+from scalerl.reading.pages.study_tables import print_results
 
 
 @pytest.fixture(scope="module")

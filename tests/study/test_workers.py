@@ -7,9 +7,9 @@ import time
 import pytest
 import runs
 
-from scalerl.cluster.jobs import RayWorkers
 from scalerl.core.errors import ConfigError
-from scalerl.study.execute import LocalWorkers
+from scalerl.training.machines.jobs import RayWorkers
+from scalerl.training.study.execute import LocalWorkers
 
 SPEAK = [sys.executable, "-c", "import sys; print('said', flush=True); sys.exit(3)"]
 PATIENT = [
@@ -81,7 +81,7 @@ def test_ray_jobs_have_an_exit_code_and_a_log_and_can_be_stopped(ray, tmp_path, 
 STUDY = """
 import sys, time
 from pathlib import Path
-from scalerl.study.execute import LocalWorkers
+from scalerl.training.study.execute import LocalWorkers
 LocalWorkers(1).start([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))
 time.sleep(60)
 """

@@ -10,14 +10,14 @@ import time
 import pytest
 import runs
 
-from scalerl.config.data import AgentTask
-from scalerl.config.overrides import build
-from scalerl.config.run import RunConfig
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.sources import agent_rows
-from scalerl.tasks import checks
-from scalerl.tasks.agents import harness, launcher
-from scalerl.types import AGENT, Prompt
+from scalerl.core.types import AGENT, Prompt
+from scalerl.training.config.data import AgentTask
+from scalerl.training.config.overrides import build
+from scalerl.training.config.run import RunConfig
+from scalerl.training.prompts.sources import agent_rows
+from scalerl.training.rewards import checks
+from scalerl.training.rewards.agents import harness, launcher
 
 KEY = "sk-of-this-rollout"
 
@@ -325,7 +325,7 @@ def test_bad_settings_are_errors(fields, words):
 
 
 def test_a_run_with_an_agent_takes_weights_on_arrival():
-    from scalerl.placement.choices import schedule_name
+    from scalerl.training.placement.choices import schedule_name
 
     assert schedule_name(build(RunConfig, agent(command=["a"]), "a test")) == "eager"
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from scalerl.tasks.math import verify
-from scalerl.tasks.notation import normal
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.rewards.math import verify
+from scalerl.training.rewards.notation import normal
 
 
 @pytest.mark.parametrize(

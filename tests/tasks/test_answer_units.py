@@ -2,9 +2,9 @@
 
 import pytest
 
-from scalerl.tasks.equality import judge
-from scalerl.tasks.units import Amount, amount, convert, unit
-from scalerl.tasks.values import number
+from scalerl.training.rewards.equality import judge
+from scalerl.training.rewards.units import Amount, amount, convert, unit
+from scalerl.training.rewards.values import number
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from scalerl.tasks import math
-from scalerl.tasks.answers import find_answer
-from scalerl.tasks.checks import WRITTEN_FORMS
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.rewards import math
+from scalerl.training.rewards.answers import find_answer
+from scalerl.training.rewards.checks import WRITTEN_FORMS
 
 
 def passes(answer, completion, question="q"):

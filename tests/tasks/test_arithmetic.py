@@ -2,10 +2,10 @@ import itertools
 
 import pytest
 
-from scalerl.config import WarmStart
-from scalerl.config.data import ArithmeticTask
-from scalerl.tasks import arithmetic
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import WarmStart
+from scalerl.training.config.data import ArithmeticTask
+from scalerl.training.rewards import arithmetic
 
 
 def asked(answer):

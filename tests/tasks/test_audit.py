@@ -6,9 +6,9 @@ import pytest
 from json_rows import write_rows
 
 from scalerl.cli import main
-from scalerl.tasks import math
-from scalerl.tasks.audit import CASES, audit_verifier
-from scalerl.tasks.base import verdict
+from scalerl.training.rewards import math
+from scalerl.training.rewards.audit import CASES, audit_verifier
+from scalerl.training.rewards.base import verdict
 
 
 def test_the_verifier_of_math_has_no_error_on_the_built_in_cases():

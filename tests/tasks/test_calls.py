@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from scalerl.tasks.calls import BY_NAME, CALL_FORMS, ToolCall, calls, split
+from scalerl.training.rewards.calls import BY_NAME, CALL_FORMS, ToolCall, calls, split
 
 ROME = ToolCall("look_up", {"city": "Rome"})
 SCHEMA = {

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks import code, code_tests
-from scalerl.tasks.base import Verdict
-from scalerl.tasks.code import ProgramJudge
-from scalerl.tasks.code_answer import difference, program_of, value_difference, with_prompt
-from scalerl.tasks.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
-from scalerl.tasks.sandbox.guest.plain import as_json, dumps
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.rewards import code, code_tests
+from scalerl.training.rewards.base import Verdict
+from scalerl.training.rewards.code import ProgramJudge
+from scalerl.training.rewards.code_answer import difference, program_of, value_difference, with_prompt
+from scalerl.training.rewards.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
+from scalerl.training.rewards.sandbox.guest.plain import as_json, dumps
 
 
 @pytest.fixture(scope="module")

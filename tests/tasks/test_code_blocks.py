@@ -2,7 +2,7 @@
 
 import pytest
 
-from scalerl.tasks.code_answer import program_of
+from scalerl.training.rewards.code_answer import program_of
 
 SUM = "a, b = map(int, input().split())\nprint(a + b)\n"
 INC = "def inc(x):\n    return x + 1\n"

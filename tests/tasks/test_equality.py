@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from scalerl.tasks import equality, math, notation
-from scalerl.tasks.equality import judge
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.rewards import equality, math, notation
+from scalerl.training.rewards.equality import judge
 
 TABLES = {
     "unicode": [

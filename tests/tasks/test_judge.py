@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalerl.config import Scoring, read_config
-from scalerl.config.run import Judge
 from scalerl.core.errors import ConfigError
-from scalerl.tasks import judge
-from scalerl.tasks.scoring import make_scorer
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import Scoring, read_config
+from scalerl.training.config.run import Judge
+from scalerl.training.rewards import judge
+from scalerl.training.rewards.scoring import make_scorer
 
 ASKED = Prompt("0" * 16, "What is 1+1?", (1,), "2", "judge", {"prompt": "What is 1+1?"})
 

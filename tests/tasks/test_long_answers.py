@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from scalerl.tasks import math
-from scalerl.tasks.base import LONGEST_TEXT, without_marks
-from scalerl.tasks.code_answer import program_of
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.rewards import math
+from scalerl.training.rewards.base import LONGEST_TEXT, without_marks
+from scalerl.training.rewards.code_answer import program_of
 
 SIZE, LARGE = 1_200_000, 10_000_000
 """Characters: somewhat more than those that are judged, and ten megabytes."""

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from scalerl.config.data import CustomTask
 from scalerl.core.plugins import PluginError
-from scalerl.prompts.sources import custom_rows
-from scalerl.tasks.openenv import OpenEnv
-from scalerl.tasks.turns import Reply, reply_to
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.data import CustomTask
+from scalerl.training.prompts.sources import custom_rows
+from scalerl.training.rewards.openenv import OpenEnv
+from scalerl.training.rewards.turns import Reply, reply_to
 
 BUSY = threading.Lock()
 
@@ -100,7 +100,7 @@ def url():
 
 def test_an_episode_is_replayed_for_each_reply(url):
     params = {"url": url, "observation": "total"}
-    rows, _ = custom_rows(CustomTask(function="scalerl.tasks.openenv:OpenEnv", params=params, prompts=5), 1)
+    rows, _ = custom_rows(CustomTask(function="scalerl.training.rewards.openenv:OpenEnv", params=params, prompts=5), 1)
     assert [row.prompt for row in rows] == ["0", "1", "2", "3", "4", "5"]
     prompt, said = Prompt("0", "", (1,), "", "OpenEnv", rows[2].columns), []
     texts = []

@@ -10,9 +10,9 @@ import runs
 
 BUSY = """
 import sys, time
-from scalerl.config.placement import Sandbox
-from scalerl.tasks.sandbox.box import Box
-from scalerl.tasks.sandbox.detect import offer
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.rewards.sandbox.box import Box
+from scalerl.training.rewards.sandbox.detect import offer
 box = Box(offer(Sandbox(mode=sys.argv[1])))
 deadline = time.monotonic() + 60
 box.begin("stdin", deadline, program="while True: pass")
@@ -23,8 +23,8 @@ box.receive(deadline)
 
 SCORER = """
 import re, time
-from scalerl.config import Scoring
-from scalerl.tasks.pool import ScoringPool
+from scalerl.training.config import Scoring
+from scalerl.training.rewards.pool import ScoringPool
 if __name__ == "__main__":
     pool = ScoringPool(1, None, Scoring())
     pool.schedule(re.match, "(a+)+$", "a" * 64 + "b", limit_s=600)  # for ever, with the interpreter's lock held

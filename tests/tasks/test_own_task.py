@@ -2,11 +2,11 @@
 
 import pytest
 
-from scalerl.config.data import CustomTask
-from scalerl.config.overrides import read_config
-from scalerl.tasks import custom
-from scalerl.tasks.base import Verdict
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.data import CustomTask
+from scalerl.training.config.overrides import read_config
+from scalerl.training.rewards import custom
+from scalerl.training.rewards.base import Verdict
 
 MODULE = """
     class Doubles:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks import code, math
-from scalerl.tasks.code import ProgramJudge
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.rewards import code, math
+from scalerl.training.rewards.code import ProgramJudge
 
 PAIRS = Path(__file__).parent / "pairs"
 OPEN = {r"\boxed{4\mathbf{i} - \mathbf{j} + 2\mathbf{k}}", r"\boxed{\sqrt{1/n}}"}

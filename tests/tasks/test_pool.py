@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import runs
 
-from scalerl.config import Scoring
-from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.training.config import Scoring
+from scalerl.training.rewards.pool import ProcessEnded, ScoringPool
 
 
 def waits(marker: str, value: int) -> int:

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from scalerl.config import WarmStart
-from scalerl.config.data import ProgramsTask
 from scalerl.core.errors import ConfigError
-from scalerl.tasks import generated, programs
-from scalerl.tasks.arithmetic import ALPHABET
-from scalerl.tasks.base import THINK
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import WarmStart
+from scalerl.training.config.data import ProgramsTask
+from scalerl.training.rewards import generated, programs
+from scalerl.training.rewards.arithmetic import ALPHABET
+from scalerl.training.rewards.base import THINK
 
 SHOWN = ",0:4,1:7,6:2"  # 3x + 4: 4, 7, 22 -> 2
 HIDDEN = ",8:8"  # 28 -> 8

@@ -6,11 +6,11 @@ import pytest
 from json_rows import write_rows
 from texts import Tokenizer
 
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.dataset import load_prompts
-from scalerl.tasks.checks import reference_notes
-from scalerl.tasks.sandbox.detect import offer
+from scalerl.training.config import read_config
+from scalerl.training.prompts.dataset import load_prompts
+from scalerl.training.rewards.checks import reference_notes
+from scalerl.training.rewards.sandbox.detect import offer
 
 
 def loaded(config):
@@ -45,7 +45,7 @@ def test_a_run_with_too_many_failing_references_is_refused(tmp_path, scored_here
 @pytest.mark.slow
 def test_of_many_references_a_random_sample_is_checked(tmp_path, monkeypatch):
     """Every tenth of 200 fails; the sample of 50 has between 1 and 10 of them, and does not depend on the order."""
-    monkeypatch.setattr("scalerl.tasks.checks.CHECKED", 50)
+    monkeypatch.setattr("scalerl.training.rewards.checks.CHECKED", 50)
     rows = [{"prompt": f"q{i}", "answer": "$ $" if i % 10 == 0 else f"x^{i}"} for i in range(200)]
     file = write_rows(tmp_path / "p.jsonl", rows)
     config = config_of(file, "--scoring.failing_references", "0.2")

@@ -4,13 +4,13 @@ from math import isnan
 
 import pytest
 
-from scalerl.config import Scoring, read_config
-from scalerl.tasks import math
-from scalerl.tasks.checks import check_rewards, repetition_notes
-from scalerl.tasks.repetition import repeats_expression, stands_in
-from scalerl.tasks.scoring import FunctionScorer, verifier_scorer
-from scalerl.training.metrics import answer_row
-from scalerl.types import Group, Prompt, ScoredGroup, Visit
+from scalerl.core.types import Group, Prompt, ScoredGroup, Visit
+from scalerl.training.config import Scoring, read_config
+from scalerl.training.loop.metrics import answer_row
+from scalerl.training.rewards import math
+from scalerl.training.rewards.checks import check_rewards, repetition_notes
+from scalerl.training.rewards.repetition import repeats_expression, stands_in
+from scalerl.training.rewards.scoring import FunctionScorer, verifier_scorer
 
 
 def prompt(text, answer, **columns):

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from scalerl.config import Scoring, parse_config, read_config, to_toml
-from scalerl.config.data import RewardFunction
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.checks import check_reward, check_rewards
-from scalerl.tasks.scoring import make_scorers
-from scalerl.tasks.user_rewards import call_reward
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import Scoring, parse_config, read_config, to_toml
+from scalerl.training.config.data import RewardFunction
+from scalerl.training.rewards.checks import check_reward, check_rewards
+from scalerl.training.rewards.scoring import make_scorers
+from scalerl.training.rewards.user_rewards import call_reward
 
 MODULE = """
     def length(prompts, completions, limit=100, **columns):

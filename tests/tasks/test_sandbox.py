@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import report_of
 
-from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.sandbox import box, commands, detect
-from scalerl.tasks.sandbox.guest.plain import NotPlain, dumps, loads
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.rewards.sandbox import box, commands, detect
+from scalerl.training.rewards.sandbox.guest.plain import NotPlain, dumps, loads
 
 
 def crossed(value):

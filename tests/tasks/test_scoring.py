@@ -7,15 +7,15 @@ from concurrent.futures import Future
 import pytest
 from texts import decode, group
 
-from scalerl.config import Scoring, read_config
 from scalerl.core.plugins import load_function
-from scalerl.tasks import math as math_task
-from scalerl.tasks import scoring
-from scalerl.tasks.base import Verdict, Verifier, verdict
-from scalerl.tasks.pool import ProcessEnded
-from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ScoringService, ThreadScorer, make_scorers
-from scalerl.tasks.user_rewards import Failures, RewardError, call_reward
-from scalerl.types import Prompt, Score
+from scalerl.core.types import Prompt, Score
+from scalerl.training.config import Scoring, read_config
+from scalerl.training.rewards import math as math_task
+from scalerl.training.rewards import scoring
+from scalerl.training.rewards.base import Verdict, Verifier, verdict
+from scalerl.training.rewards.pool import ProcessEnded
+from scalerl.training.rewards.scoring import FunctionScorer, ProcessScorer, ScoringService, ThreadScorer, make_scorers
+from scalerl.training.rewards.user_rewards import Failures, RewardError, call_reward
 
 SETTINGS = Scoring(workers=1)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from texts import decode, group
 
-from scalerl.config import Scoring
-from scalerl.tasks.base import Verifier, verdict
-from scalerl.tasks.scoring import ScoringService, ThreadScorer
-from scalerl.types import Prompt, Score
+from scalerl.core.types import Prompt, Score
+from scalerl.training.config import Scoring
+from scalerl.training.rewards.base import Verifier, verdict
+from scalerl.training.rewards.scoring import ScoringService, ThreadScorer
 
 PROMPT = Prompt("0" * 16, "q", (1,), "4", "t", {"level": 3})
 
@@ -58,9 +58,9 @@ def test_a_slow_verifier_does_not_idle_the_trainer_while_batches_are_in_flight()
     """3 groups x 2 completions per batch take 3 s of verification; a step takes 0.15 s; 8 batches may be ahead."""
     from scripted_worker import NumberChannel, ScriptedSpec, visits, weights
 
-    from scalerl.config.recipe import PipelineRL
-    from scalerl.rollouts.coordinator import NewVersion
-    from scalerl.rollouts.pipeline import Pipeline
+    from scalerl.training.config.recipe import PipelineRL
+    from scalerl.training.engines.coordinator import NewVersion
+    from scalerl.training.engines.pipeline import Pipeline
 
     def verify(prompt, text):
         time.sleep(0.5)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scalerl.tasks import math
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.rewards import math
 
 FOUND = [
     ("Final answer: **42**", "42", True),

@@ -6,12 +6,12 @@ import time
 import pytest
 from texts import Tokenizer
 
-from scalerl.config.data import CustomTask, EnvironmentTask
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
-from scalerl.prompts.dataset import task_prompts
-from scalerl.rollouts.turns import check_replies
-from scalerl.tasks.pool import Trial
+from scalerl.training.config.data import CustomTask, EnvironmentTask
+from scalerl.training.config.run import Scoring
+from scalerl.training.engines.turns import check_replies
+from scalerl.training.prompts.dataset import task_prompts
+from scalerl.training.rewards.pool import Trial
 
 MODULE = """
     import os, time
@@ -112,7 +112,7 @@ def test_an_environment_of_verifiers_that_hangs_is_an_error(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_a_process_that_died_makes_the_rest_of_the_rows(tmp_path):
-    from scalerl.tasks import custom
+    from scalerl.training.rewards import custom
 
     task = CustomTask(function="waiting:Slow", params={"where": ""}, prompts=4)
     with Trial(Scoring(), 30.0) as trial:

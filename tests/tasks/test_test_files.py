@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks import code
-from scalerl.tasks.checks import check_tests, sandbox_line
-from scalerl.tasks.code import ProgramJudge
-from scalerl.tasks.code_tests import BadTests, imports_of, read_tests
-from scalerl.tasks.sandbox.detect import offer
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.rewards import code
+from scalerl.training.rewards.checks import check_tests, sandbox_line
+from scalerl.training.rewards.code import ProgramJudge
+from scalerl.training.rewards.code_tests import BadTests, imports_of, read_tests
+from scalerl.training.rewards.sandbox.detect import offer
 
 
 @pytest.fixture(scope="module")

@@ -5,21 +5,21 @@ import textwrap
 
 import pytest
 
-from scalerl.config.base import replace
-from scalerl.config.data import CustomTask
-from scalerl.config.overrides import parse_config
-from scalerl.config.placement import Sandbox
-from scalerl.config.run import Scoring
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.prompts.sources import custom_rows
-from scalerl.rollouts.turns import check_replies, with_replies
-from scalerl.tasks import code, tools
-from scalerl.tasks.calls import FORM, ToolCall
-from scalerl.tasks.checks import sandbox_notes
-from scalerl.tasks.tools import LOOK_UP, template_form
-from scalerl.tasks.turns import Reply, reply_to
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import CustomTask
+from scalerl.training.config.overrides import parse_config
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.config.run import Scoring
+from scalerl.training.engines.turns import check_replies, with_replies
+from scalerl.training.prompts.sources import custom_rows
+from scalerl.training.rewards import code, tools
+from scalerl.training.rewards.calls import FORM, ToolCall
+from scalerl.training.rewards.checks import sandbox_notes
+from scalerl.training.rewards.tools import LOOK_UP, template_form
+from scalerl.training.rewards.turns import Reply, reply_to
 
 MODULE = '''
     def price(fruit: str, count: int = 1, row: dict | None = None) -> int:
@@ -147,7 +147,7 @@ def test_a_result_that_is_not_json_is_a_failure_of_the_environment(user_code):
 
 @pytest.mark.slow
 def test_the_template_shows_tools_and_one_that_does_not_is_an_error(shop, chat, monkeypatch):
-    from scalerl.prompts.dataset import task_prompts
+    from scalerl.training.prompts.dataset import task_prompts
 
     task = CustomTask(function="own_tools:Shop", prompts=9)
     with pytest.raises(ConfigError, match="the tools price, broken, and the prompts do not show price"):
@@ -177,7 +177,10 @@ def test_python_runs_in_a_sandbox(monkeypatch):
 
 
 def test_a_task_with_python_needs_a_sandbox_before_training(user_code, monkeypatch):
-    head, coder = "from scalerl.tasks.tools import python\n", "class Coder(Shop):\n    tools = [price, python]\n"
+    head, coder = (
+        "from scalerl.training.rewards.tools import python\n",
+        "class Coder(Shop):\n    tools = [price, python]\n",
+    )
     user_code("own_coder", head + textwrap.dedent(MODULE) + coder)
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
@@ -230,7 +233,7 @@ def test_the_form_of_the_template_is_found_from_a_call_that_it_writes(chat, writ
 
 
 def test_only_the_form_of_the_template_is_read(shop, chat):
-    from scalerl.prompts.dataset import task_prompts
+    from scalerl.training.prompts.dataset import task_prompts
 
     chat.chat_template = HEAD + CALL.replace("CALL", XML) + END
     prompts, notes = task_prompts(CustomTask(function="own_tools:Shop", prompts=9), chat, 1, Scoring())

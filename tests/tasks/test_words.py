@@ -2,10 +2,10 @@
 
 import pytest
 
-from scalerl.tasks import math
-from scalerl.tasks.values import number
-from scalerl.tasks.words import changes_number, in_digits
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.rewards import math
+from scalerl.training.rewards.values import number
+from scalerl.training.rewards.words import changes_number, in_digits
 
 
 def passes(answer, completion):

@@ -8,15 +8,15 @@ import torch
 from test_batch import as_one_turn, group
 from texts import rollout
 
-from scalerl.config.base import replace as changed
-from scalerl.config.recipe import SCALERL
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.learn.advantages import centered
-from scalerl.learn.aggregate import token_weights
-from scalerl.learner.batch import collate
-from scalerl.training.loop import kept_prompts, loss_tokens
-from scalerl.training.metrics import batch_row, staleness
-from scalerl.types import Prompt, Rollout, Score
+from scalerl.core.types import Prompt, Rollout, Score
+from scalerl.training.config.base import replace as changed
+from scalerl.training.config.recipe import SCALERL
+from scalerl.training.learner.batch import collate
+from scalerl.training.loop.loop import kept_prompts, loss_tokens
+from scalerl.training.loop.metrics import batch_row, staleness
+from scalerl.training.recipe.advantages import centered
+from scalerl.training.recipe.aggregate import token_weights
 
 GOOD, BAD, MISSING = Score(1.0, True), Score(-1.0, False), Score.missing("it failed")
 

@@ -11,13 +11,13 @@ import runs
 import torch
 from tiny_models import tiny_model
 
-from scalerl.config import LAB
-from scalerl.learner import single
-from scalerl.learner.checkpoint import CheckpointStore, load_state
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy
-from scalerl.training import saved
-from scalerl.training.run import Run
+from scalerl.training.config import LAB
+from scalerl.training.learner import single
+from scalerl.training.learner.checkpoint import CheckpointStore, load_state
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.loop import saved
+from scalerl.training.loop.run import Run
+from scalerl.training.models.policy import Policy
 
 
 @pytest.fixture

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from texts import rollout
 
-from scalerl.config import LAB
-from scalerl.config.base import replace
-from scalerl.config.recipe import SCALERL, OutcomeCredit, PipelineRL, PpoOffPolicy
 from scalerl.core.errors import ConfigError
-from scalerl.learn.advantages import advantages
-from scalerl.learn.aggregate import AGGREGATIONS, token_weights
-from scalerl.learner.batch import StepSettings, TrainBatch, collate
-from scalerl.training.credit import credited
-from scalerl.training.loop import check_hope, check_versions, kept_prompts, loss_tokens
-from scalerl.training.metrics import batch_row, staleness, why_untrained
-from scalerl.training.progress import Progress
-from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.training.config import LAB
+from scalerl.training.config.base import replace
+from scalerl.training.config.recipe import SCALERL, OutcomeCredit, PipelineRL, PpoOffPolicy
+from scalerl.training.learner.batch import StepSettings, TrainBatch, collate
+from scalerl.training.loop.credit import credited
+from scalerl.training.loop.loop import check_hope, check_versions, kept_prompts, loss_tokens
+from scalerl.training.loop.metrics import batch_row, staleness, why_untrained
+from scalerl.training.loop.progress import Progress
+from scalerl.training.recipe.advantages import advantages
+from scalerl.training.recipe.aggregate import AGGREGATIONS, token_weights
 
 
 def group(prompt, *rollouts, scores=None):

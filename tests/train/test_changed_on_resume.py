@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 import runs
 
-from scalerl.config import LAB, parse_config, read_config, to_toml
-from scalerl.config.base import replace
-from scalerl.config.data import ProgramsTask
-from scalerl.config.recipe import AdamW, LaterRate
 from scalerl.core.errors import ConfigError
-from scalerl.training.run_info import data_notes
-from scalerl.training.saved import Saved, config_changes, continued_config
+from scalerl.training.config import LAB, parse_config, read_config, to_toml
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import ProgramsTask
+from scalerl.training.config.recipe import AdamW, LaterRate
+from scalerl.training.loop.run_info import data_notes
+from scalerl.training.loop.saved import Saved, config_changes, continued_config
 
 
 @pytest.fixture

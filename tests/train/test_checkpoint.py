@@ -8,13 +8,13 @@ import pytest
 import torch
 import xxhash
 
-from scalerl.config import LAB
 from scalerl.core import manifest
 from scalerl.core.errors import ConfigError
 from scalerl.core.manifest import Damaged, check_files, digest
-from scalerl.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, load_state, save_state
-from scalerl.training.run_dir import RunDirectory
-from scalerl.training.saved import sound_checkpoint
+from scalerl.training.config import LAB
+from scalerl.training.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, load_state, save_state
+from scalerl.training.loop.run_dir import RunDirectory
+from scalerl.training.loop.saved import sound_checkpoint
 
 
 def test_nested_state_is_restored(tmp_path):
@@ -79,7 +79,7 @@ def test_a_failed_write_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     save_state(store.begin(10), "trainer", {"step": 10})
     store.commit(10)
     monkeypatch.setattr(
-        "scalerl.learner.checkpoint.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left"))
+        "scalerl.training.learner.checkpoint.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left"))
     )
     with pytest.raises(OSError, match="No space left"):
         save_state(store.begin(20), "trainer", {"a": np.zeros(2)})

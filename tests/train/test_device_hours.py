@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalerl.config import LAB
-from scalerl.config.base import replace
-from scalerl.config.placement import Placement
-from scalerl.config.run import Hardware
-from scalerl.placement.devices import Devices, counted, devices
-from scalerl.placement.sizes import UNREAD, RunSizes
-from scalerl.training.progress import Compute, Stopwatch
+from scalerl.training.config import LAB
+from scalerl.training.config.base import replace
+from scalerl.training.config.placement import Placement
+from scalerl.training.config.run import Hardware
+from scalerl.training.loop.progress import Compute, Stopwatch
+from scalerl.training.placement.devices import Devices, counted, devices
+from scalerl.training.placement.sizes import UNREAD, RunSizes
 
 
 def on_gpus(**placement):

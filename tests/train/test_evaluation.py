@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from texts import rollout
 
-from scalerl.config import LAB
-from scalerl.models.text import TokenText
-from scalerl.rollouts.replay import Difference
-from scalerl.scaling import Curve, fit
-from scalerl.scaling.noise import relative_noise
-from scalerl.training.evaluation import Points, eval_point, mean_at_k
-from scalerl.training.evaluator import HeldOut, Snapshot, held_out_visits
-from scalerl.training.run_dir import RunDirectory
-from scalerl.training.warm_start import make_tokenizer
-from scalerl.types import EvalPoint, Group, Outcome, Prompt, Score, ScoredGroup
-from scalerl.view.outlook import curve_of
-from scalerl.view.run import FollowedRun
+from scalerl.core.types import EvalPoint, Group, Outcome, Prompt, Score, ScoredGroup
+from scalerl.reading.curves import Curve, fit
+from scalerl.reading.curves.noise import relative_noise
+from scalerl.reading.pages.outlook import curve_of
+from scalerl.reading.pages.run import FollowedRun
+from scalerl.training.config import LAB
+from scalerl.training.engines.replay import Difference
+from scalerl.training.loop.evaluation import Points, eval_point, mean_at_k
+from scalerl.training.loop.evaluator import HeldOut, Snapshot, held_out_visits
+from scalerl.training.loop.run_dir import RunDirectory
+from scalerl.training.loop.warm_start import make_tokenizer
+from scalerl.training.models.text import TokenText
 
 ALL = np.ones((4, 4), bool)
 

@@ -11,18 +11,18 @@ from pydantic import ValidationError
 
 from scalerl import cli
 from scalerl.api import load
-from scalerl.config import LAB
-from scalerl.config.run import Checkpointing
 from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.errors import ConfigError
-from scalerl.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, save_state
-from scalerl.training.run_dir import RunDirectory
-from scalerl.training.saved import checkpoint_of
-from scalerl.types import EvalPoint
-from scalerl.view.analysis import analyze
-from scalerl.view.outlook import way_back
-from scalerl.view.page import page
-from scalerl.view.run import FollowedRun
+from scalerl.core.types import EvalPoint
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.outlook import way_back
+from scalerl.reading.pages.page import page
+from scalerl.reading.pages.run import FollowedRun
+from scalerl.training.config import LAB
+from scalerl.training.config.run import Checkpointing
+from scalerl.training.learner.checkpoint import TRAINER_FORMAT, CheckpointStore, save_state
+from scalerl.training.loop.run_dir import RunDirectory
+from scalerl.training.loop.saved import checkpoint_of
 
 RATES = {10: 0.5, 20: 0.8, 30: 0.6, 40: 0.7, 50: 0.8, 60: 0.3}
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scalerl.learner.cpu import HeapTrim
+from scalerl.training.learner.cpu import HeapTrim
 
 
 def test_the_heap_is_trimmed_when_it_has_doubled_since_the_last_trim():
@@ -27,7 +27,7 @@ def test_the_heap_is_trimmed_when_it_has_doubled_since_the_last_trim():
 )
 def test_a_trim_returns_free_memory_between_used_blocks():
     code = """
-from scalerl.learner.cpu import HeapTrim, resident_bytes
+from scalerl.training.learner.cpu import HeapTrim, resident_bytes
 blocks = [bytearray(100_000) for _ in range(2000)]  # 200 MB, below the size that is mapped on its own
 kept = blocks[::10]
 del blocks

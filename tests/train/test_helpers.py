@@ -11,13 +11,13 @@ from batches import change
 from runs import wait_for
 from test_learner import batch, make
 
-from scalerl.config.base import replace as replaced
-from scalerl.config.placement import Hardware
-from scalerl.learner.base import BadGradient
-from scalerl.learner.batch import StepSettings
-from scalerl.learner.cpu import AHEAD, Helpers, helpers_of
-from scalerl.training.run import waited
-from scalerl.types import GeneratorStats
+from scalerl.core.types import GeneratorStats
+from scalerl.training.config.base import replace as replaced
+from scalerl.training.config.placement import Hardware
+from scalerl.training.learner.base import BadGradient
+from scalerl.training.learner.batch import StepSettings
+from scalerl.training.learner.cpu import AHEAD, Helpers, helpers_of
+from scalerl.training.loop.run import waited
 
 
 def test_results_of_several_threads_are_returned_in_order():

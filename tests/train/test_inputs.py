@@ -10,15 +10,22 @@ import runs
 from safetensors.torch import load_file, save_file
 from texts import Tokenizer
 
-from scalerl.config import read_config
-from scalerl.config.trust import code_of
 from scalerl.core.errors import ConfigError
-from scalerl.learner.checkpoint import load_state, save_state
-from scalerl.models.loading import load_tokenizer
-from scalerl.models.policy import load_policy
-from scalerl.placement.choices import policy_spec
-from scalerl.prompts.dataset import PromptSplit, load_prompts
-from scalerl.training.inputs import check_model, check_prompts, code_inputs, code_notes, model_inputs, prompt_inputs
+from scalerl.training.config import read_config
+from scalerl.training.config.trust import code_of
+from scalerl.training.learner.checkpoint import load_state, save_state
+from scalerl.training.loop.inputs import (
+    check_model,
+    check_prompts,
+    code_inputs,
+    code_notes,
+    model_inputs,
+    prompt_inputs,
+)
+from scalerl.training.models.loading import load_tokenizer
+from scalerl.training.models.policy import load_policy
+from scalerl.training.placement.choices import policy_spec
+from scalerl.training.prompts.dataset import PromptSplit, load_prompts
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": {"a": a}} for a in range(4) for b in range(5)]
 

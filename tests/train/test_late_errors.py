@@ -8,12 +8,12 @@ import pytest
 import runs
 
 import scalerl
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
 from scalerl.core.processes import ProcessDied
-from scalerl.models.loading import ExportFailed
-from scalerl.training import complete, launch
+from scalerl.training.config import read_config
+from scalerl.training.loop import complete, launch
+from scalerl.training.models.loading import ExportFailed
 
 
 def config_of(model, *words):
@@ -69,7 +69,7 @@ def test_an_error_before_the_first_evaluation_leaves_the_directory_free(lab_mode
     def fails(self):
         raise error("the engine cannot be made")
 
-    monkeypatch.setattr("scalerl.rollouts.pipeline.Pipeline.wait_ready", fails)
+    monkeypatch.setattr("scalerl.training.engines.pipeline.Pipeline.wait_ready", fails)
     with pytest.raises((ConfigError, complete.RunFailed), match="cannot be made"):
         scalerl.train(config_of(lab_model), run_dir=tmp_path / "run", progress=False)
     assert (tmp_path / "run").exists() is (error is PluginError)
@@ -106,7 +106,7 @@ def test_a_run_whose_export_is_wrong_fails_and_keeps_its_checkpoint(lab_model, t
     def fails(model, directory):
         raise ExportFailed("the exported model differs")
 
-    monkeypatch.setattr("scalerl.models.policy.save_model", fails)
+    monkeypatch.setattr("scalerl.training.models.policy.save_model", fails)
     with pytest.raises(complete.RunFailed, match="differs\nAll saved results are kept; continue with: scalerl resume"):
         scalerl.train(config_of(lab_model, "--steps", "1"), run_dir=tmp_path / "run", progress=False)
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"

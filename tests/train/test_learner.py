@@ -6,12 +6,12 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.config.recipe import AdamW, Recipe, Reinforce
-from scalerl.learner.base import BadGradient
-from scalerl.learner.batch import RolloutTensors, TrainBatch
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy
-from scalerl.types import Rollout
+from scalerl.core.types import Rollout
+from scalerl.training.config.recipe import AdamW, Recipe, Reinforce
+from scalerl.training.learner.base import BadGradient
+from scalerl.training.learner.batch import RolloutTensors, TrainBatch
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.policy import Policy
 
 SETTINGS = AdamW(learning_rate=1e-2, warmup_steps=4, weight_decay=0.0, max_grad_norm=1e9)
 

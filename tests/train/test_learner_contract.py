@@ -17,25 +17,25 @@ from rank_builds import random_batch as batch
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 
-from scalerl.config import HuggingFaceModel, Lora, RunConfig
-from scalerl.config.base import replace
-from scalerl.config.mismatch import SequenceMask
-from scalerl.config.recipe import SCALERL, AdamW, Reinforce
-from scalerl.config.run import Hardware, LearnerSettings, Placement
 from scalerl.core.errors import ConfigError
 from scalerl.core.plugins import PluginError
-from scalerl.learner.base import BadGradient
-from scalerl.learner.batch import StepSettings
-from scalerl.learner.checkpoint import load_state
-from scalerl.learner.experts import experts_of
-from scalerl.learner.fsdp import balanced_split
-from scalerl.learner.rank_processes import RankProcesses
-from scalerl.learner.ranks import LearnerDied, LearnerGroup, single_learner
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy, load_policy
-from scalerl.models.weights import WeightLayout
-from scalerl.rollouts.directory import DirectoryChannel
-from scalerl.rollouts.shared_memory import SharedMemoryChannel
+from scalerl.training.config import HuggingFaceModel, Lora, RunConfig
+from scalerl.training.config.base import replace
+from scalerl.training.config.mismatch import SequenceMask
+from scalerl.training.config.recipe import SCALERL, AdamW, Reinforce
+from scalerl.training.config.run import Hardware, LearnerSettings, Placement
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.engines.shared_memory import SharedMemoryChannel
+from scalerl.training.learner.base import BadGradient
+from scalerl.training.learner.batch import StepSettings
+from scalerl.training.learner.checkpoint import load_state
+from scalerl.training.learner.experts import experts_of
+from scalerl.training.learner.fsdp import balanced_split
+from scalerl.training.learner.rank_processes import RankProcesses
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.policy import Policy, load_policy
+from scalerl.training.models.weights import WeightLayout
 
 MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")
 FEW = "two experts"  # on three ranks, which split another axis

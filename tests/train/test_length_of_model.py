@@ -7,9 +7,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from scalerl.config import LAB, read_config
-from scalerl.training.resolve import with_length_of_model
-from scalerl.types import Prompt
+from scalerl.core.types import Prompt
+from scalerl.training.config import LAB, read_config
+from scalerl.training.loop.resolve import with_length_of_model
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

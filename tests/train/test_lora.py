@@ -12,16 +12,16 @@ from test_learner import batch, gradients
 from tiny_models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalerl.config.model import Lora
-from scalerl.config.recipe import AdamW, Recipe, Reinforce
 from scalerl.core.errors import ConfigError
-from scalerl.learner.single import SingleLearner
-from scalerl.models.lora import LoraPolicy, target_names
-from scalerl.models.policy import Policy, load_policy, rounding
-from scalerl.models.rows import PolicyRows
-from scalerl.models.sizes import Attention, ModelSizes, of_model
-from scalerl.rollouts.directory import DirectoryChannel
-from scalerl.rollouts.replay import check_current
+from scalerl.training.config.model import Lora
+from scalerl.training.config.recipe import AdamW, Recipe, Reinforce
+from scalerl.training.engines.directory import DirectoryChannel
+from scalerl.training.engines.replay import check_current
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.lora import LoraPolicy, target_names
+from scalerl.training.models.policy import Policy, load_policy, rounding
+from scalerl.training.models.rows import PolicyRows
+from scalerl.training.models.sizes import Attention, ModelSizes, of_model
 
 peft = pytest.importorskip("peft")
 

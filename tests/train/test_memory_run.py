@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import runs
 
-from scalerl.cluster import sizing
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
-from scalerl.models.build import PolicySpec
-from scalerl.training import launch
+from scalerl.training.config import read_config
+from scalerl.training.loop import launch
+from scalerl.training.machines import sizing
+from scalerl.training.models.build import PolicySpec
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_trainer_without_memory_says_so_and_what_to_change(lab_model, tmp_path
     code = """
 import sys
 from scalerl.cli import main
-from scalerl.learner.single import SingleLearner
+from scalerl.training.learner.single import SingleLearner
 def fail(*given):
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 SingleLearner.step = fail

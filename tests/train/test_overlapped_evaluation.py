@@ -11,21 +11,21 @@ import pytest
 import runs
 from pydantic import ValidationError
 
-from scalerl.config import LAB
-from scalerl.config.base import replace as replace_config
-from scalerl.config.overrides import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import Remote
-from scalerl.learner.checkpoint import CheckpointStore, load_plain, save_state
-from scalerl.rollouts.pipeline import Interrupted
-from scalerl.rollouts.replay import ReplayMismatch
-from scalerl.tasks.user_rewards import RewardError
-from scalerl.training import due
-from scalerl.training.due import evaluate_if_due
-from scalerl.training.evaluator import EVALUATED_WEIGHTS, Evaluated, Evaluator, EvaluatorDied, HeldOut, Snapshot
-from scalerl.training.progress import TrainingFailed
-from scalerl.types import EvalPoint, Prompt
+from scalerl.core.types import EvalPoint, Prompt
+from scalerl.training.config import LAB
+from scalerl.training.config.base import replace as replace_config
+from scalerl.training.config.overrides import read_config
+from scalerl.training.engines.pipeline import Interrupted
+from scalerl.training.engines.replay import ReplayMismatch
+from scalerl.training.learner.checkpoint import CheckpointStore, load_plain, save_state
+from scalerl.training.loop import due
+from scalerl.training.loop.due import evaluate_if_due
+from scalerl.training.loop.evaluator import EVALUATED_WEIGHTS, Evaluated, Evaluator, EvaluatorDied, HeldOut, Snapshot
+from scalerl.training.loop.progress import TrainingFailed
+from scalerl.training.rewards.user_rewards import RewardError
 
 OVERLAP = ["--evaluation.overlap", "true"]
 APART = ("eval_devices", "eval_flops", "replay_difference")

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scalerl.rollouts.pipeline import RolloutBatch
-from scalerl.training.progress import Progress
-from scalerl.training.run import record_pass_rates
-from scalerl.types import GeneratorStats
+from scalerl.core.types import GeneratorStats
+from scalerl.training.engines.pipeline import RolloutBatch
+from scalerl.training.loop.progress import Progress
+from scalerl.training.loop.run import record_pass_rates
 
 
 @pytest.mark.parametrize(("passed", "of"), [(9, 10), (18, 20), (27, 30), (7, 10), (3, 5)])

@@ -4,8 +4,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.hf_api import DatasetInfo, ModelInfo
 
-from scalerl.config import parse_config, read_config, to_toml
-from scalerl.training.resolve import pinned
+from scalerl.training.config import parse_config, read_config, to_toml
+from scalerl.training.loop.resolve import pinned
 
 COMMITS = {
     ("Qwen/Qwen3-0.6B", "main", "model"): "a" * 40,

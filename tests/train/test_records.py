@@ -7,13 +7,13 @@ import pytest
 import runs
 
 import scalerl
-from scalerl.config import read_config
 from scalerl.core.rows import read_rows
-from scalerl.learner import checks
-from scalerl.training import launch
-from scalerl.training import records as records_module
-from scalerl.training.records import Records, is_due
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
+from scalerl.training.config import read_config
+from scalerl.training.learner import checks
+from scalerl.training.loop import launch
+from scalerl.training.loop import records as records_module
+from scalerl.training.loop.records import Records, is_due
 
 
 class Calls:

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 from safetensors import SafetensorError
 
-from scalerl.config.placement import Placement
 from scalerl.core.errors import RunFailed
 from scalerl.core.processes import ProcessDied, fault
-from scalerl.learner.ranks import LearnerDied, LearnerGroup, TransferDied
-from scalerl.rollouts.pipeline import WorkerDied
-from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.weights import WeightChannel
-from scalerl.training import complete
-from scalerl.training.run_dir import recorded
+from scalerl.training.config.placement import Placement
+from scalerl.training.engines.pipeline import WorkerDied
+from scalerl.training.engines.process_engine import EngineDied
+from scalerl.training.engines.weights import WeightChannel
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, TransferDied
+from scalerl.training.loop import complete
+from scalerl.training.loop.run_dir import recorded
 
 
 def raised(error):

@@ -4,9 +4,9 @@ from dataclasses import replace as with_fields
 
 import pytest
 
-from scalerl.config import LAB
-from scalerl.config.base import replace
-from scalerl.training.resolve import place_processes, planned_inputs, resolve
+from scalerl.training.config import LAB
+from scalerl.training.config.base import replace
+from scalerl.training.loop.resolve import place_processes, planned_inputs, resolve
 
 
 @pytest.fixture(scope="module")

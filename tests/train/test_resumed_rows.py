@@ -8,8 +8,8 @@ import pytest
 import runs
 
 from scalerl.core.serialization import from_plain, to_plain
-from scalerl.learner.checkpoint import load_plain, load_state, references, save_state
-from scalerl.types import Group, Prompt, Visit
+from scalerl.core.types import Group, Prompt, Visit
+from scalerl.training.learner.checkpoint import load_plain, load_state, references, save_state
 
 ODD = {
     "integer keys": {3: "a", (1, 2): "b"},

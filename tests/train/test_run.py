@@ -14,9 +14,9 @@ import pytest
 import runs
 
 from scalerl.core.status import read_status
-from scalerl.tasks.answers import ANSWER_FORMS
-from scalerl.training.catalog import METRICS
-from scalerl.view.run import FollowedRun
+from scalerl.reading.pages.run import FollowedRun
+from scalerl.training.loop.catalog import METRICS
+from scalerl.training.rewards.answers import ANSWER_FORMS
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@ import tracemalloc
 
 import pytest
 
-from scalerl.config import LAB
 from scalerl.core import manifest
 from scalerl.core.errors import ConfigError
 from scalerl.core.manifest import new_digest
-from scalerl.training import run_dir
-from scalerl.training.run_dir import ROW_FILES, RunDirectory
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
+from scalerl.training.config import LAB
+from scalerl.training.loop import run_dir
+from scalerl.training.loop.run_dir import ROW_FILES, RunDirectory
 
 POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000, 16)
 
@@ -50,7 +50,7 @@ def counted(path):
 def test_rows_are_on_disk_before_a_checkpoint_counts_them(tmp_path, monkeypatch):
     run, _ = counted(tmp_path / "run")
     synced = []
-    monkeypatch.setattr("scalerl.training.run_dir.sync", synced.append)
+    monkeypatch.setattr("scalerl.training.loop.run_dir.sync", synced.append)
     assert set(run.cursors()) == set(ROW_FILES)
     assert synced == [run.path / name for name in ROW_FILES]
 

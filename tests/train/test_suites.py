@@ -10,9 +10,10 @@ import runs
 from json_rows import write_rows
 from texts import rollout
 
-from scalerl.models.text import TokenText
-from scalerl.training import rollout_rows
-from scalerl.training.rollout_rows import (
+from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
+from scalerl.reading.pages.outlook import read_sources
+from scalerl.training.loop import rollout_rows
+from scalerl.training.loop.rollout_rows import (
     evaluation_rows,
     kept_samples,
     marked_text,
@@ -20,9 +21,8 @@ from scalerl.training.rollout_rows import (
     token_detail,
     token_texts,
 )
-from scalerl.training.suites import SuiteResult
-from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
-from scalerl.view.outlook import read_sources
+from scalerl.training.loop.suites import SuiteResult
+from scalerl.training.models.text import TokenText
 
 
 @pytest.fixture(scope="module")

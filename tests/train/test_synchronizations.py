@@ -14,11 +14,11 @@ from test_prefix import grouped_batch
 from tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scalerl.config.recipe import Recipe
-from scalerl.learner.ranks import expand_segments
-from scalerl.learner.single import SingleLearner
-from scalerl.models import packing
-from scalerl.models.policy import Policy
+from scalerl.training.config.recipe import Recipe
+from scalerl.training.learner.ranks import expand_segments
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models import packing
+from scalerl.training.models.policy import Policy
 
 
 class Waits(TorchDispatchMode):
@@ -63,9 +63,9 @@ def learner(monkeypatch):
     adamw = torch.optim.AdamW  # torch has no fused kernel for meta
     monkeypatch.setattr(torch.optim, "AdamW", lambda groups, **options: adamw(groups, **options | {"fused": False}))
     # the check that packing changes nothing reads values, which meta does not have
-    monkeypatch.setattr("scalerl.learner.policy_learner.check_update", lambda policy, packed, tokens_BT: None)
-    monkeypatch.setattr("scalerl.learner.policy_learner.sampled_tokens", lambda policy: None)
-    monkeypatch.setattr("scalerl.learner.policy_learner.layout_in_use", lambda policy, kind, tokens_BT: (
+    monkeypatch.setattr("scalerl.training.learner.policy_learner.check_update", lambda policy, packed, tokens_BT: None)
+    monkeypatch.setattr("scalerl.training.learner.policy_learner.sampled_tokens", lambda policy: None)
+    monkeypatch.setattr("scalerl.training.learner.policy_learner.layout_in_use", lambda policy, kind, tokens_BT: (
         kind if kind == "padded" or packing.install(policy.model) is None else "", ""))  # fmt: skip
     return make
 

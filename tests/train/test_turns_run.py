@@ -12,8 +12,8 @@ import runs
 from doc_pages import blocks
 from tiny_models import tiny_model
 
-from scalerl.training.metrics import environment_row
-from scalerl.types import Group, Outcome, Rollout, ScoredGroup
+from scalerl.core.types import Group, Outcome, Rollout, ScoredGroup
+from scalerl.training.loop.metrics import environment_row
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from batches import change
 from learn.test_mismatch import uneven
 from tiny_models import tiny_model
 
-from scalerl.config.mismatch import TokenMask
-from scalerl.config.recipe import Dapo, Recipe
-from scalerl.learner.batch import StepSettings
-from scalerl.learner.metrics import SUM_NAMES, TokenMeter, TokenSums, packed_values, summed_values
-from scalerl.learner.single import SingleLearner
-from scalerl.models.policy import Policy
+from scalerl.training.config.mismatch import TokenMask
+from scalerl.training.config.recipe import Dapo, Recipe
+from scalerl.training.learner.batch import StepSettings
+from scalerl.training.learner.metrics import SUM_NAMES, TokenMeter, TokenSums, packed_values, summed_values
+from scalerl.training.learner.single import SingleLearner
+from scalerl.training.models.policy import Policy
 
 LN2 = math.log(2)
 

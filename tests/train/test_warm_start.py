@@ -9,15 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scalerl.config import PRESETS, TinyModel, WarmStart
-from scalerl.config.base import replace
-from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.core.errors import ConfigError
-from scalerl.models.policy import Policy
-from scalerl.tasks import arithmetic, generated
-from scalerl.training import launch, run_model
-from scalerl.training import warm_start as module
-from scalerl.training.warm_start import (
+from scalerl.reading.pages.run import FollowedRun
+from scalerl.training.config import PRESETS, TinyModel, WarmStart
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import ArithmeticTask, ProgramsTask
+from scalerl.training.loop import launch, run_model
+from scalerl.training.loop import warm_start as module
+from scalerl.training.loop.warm_start import (
     fact_accuracy,
     fault,
     make_model,
@@ -25,7 +24,8 @@ from scalerl.training.warm_start import (
     warm_start,
     warm_start_directory,
 )
-from scalerl.view.run import FollowedRun
+from scalerl.training.models.policy import Policy
+from scalerl.training.rewards import arithmetic, generated
 
 TASK = (ArithmeticTask(),)
 BOTH = (ArithmeticTask(), ProgramsTask())

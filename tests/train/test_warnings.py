@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from scalerl.config import LAB
-from scalerl.config.base import replace
-from scalerl.config.recipe import PipelineRL, PpoOffPolicy
-from scalerl.training.warnings import AVERAGED_STEPS, RunWarnings, occupancy
-from scalerl.types import EvalPoint
+from scalerl.core.types import EvalPoint
+from scalerl.training.config import LAB
+from scalerl.training.config.base import replace
+from scalerl.training.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.training.loop.warnings import AVERAGED_STEPS, RunWarnings, occupancy
 
 
 def config(off_policy, slots=256):

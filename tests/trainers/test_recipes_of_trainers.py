@@ -11,14 +11,14 @@ import trl
 import yaml
 from commands import call
 
-from scalerl.config.length import Interruption
-from scalerl.config.recipe import SCALERL, Cispo, PipelineRL
 from scalerl.core.errors import ConfigError
-from scalerl.trainers import TRAINERS, check, configuration, data, read_settings, recognized
-from scalerl.trainers.check import Values, adapted, holds
-from scalerl.trainers.data import COMPONENTS
-from scalerl.trainers.read import UNRESOLVED
-from scalerl.trainers.write import SUFFIXES
+from scalerl.reading.trainers import TRAINERS, check, configuration, data, read_settings, recognized
+from scalerl.reading.trainers.check import Values, adapted, holds
+from scalerl.reading.trainers.data import COMPONENTS
+from scalerl.reading.trainers.read import UNRESOLVED
+from scalerl.reading.trainers.write import SUFFIXES
+from scalerl.training.config.length import Interruption
+from scalerl.training.config.recipe import SCALERL, Cispo, PipelineRL
 
 NAMES = tuple(TRAINERS)
 OLD_NAME = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # TRL passes it on to transformers

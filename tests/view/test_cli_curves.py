@@ -135,7 +135,7 @@ def test_the_commands_load_no_torch(tmp_path, points):
 
 
 def test_runs_get_their_shortest_unique_names(tmp_path):
-    from scalerl.view.outlook import read_sources
+    from scalerl.reading.pages.outlook import read_sources
 
     made = curve()
     a = write(tmp_path / "a/run/points.jsonl", made)

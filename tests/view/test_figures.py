@@ -12,16 +12,16 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
-from scalerl.scaling import Curve, compare, fit
-from scalerl.scaling.comparison import recipe_ceilings
-from scalerl.view.analysis import Slope, analyze, common_unit, sides_of, slope_at
-from scalerl.view.drawing import plot
-from scalerl.view.figure import Points, to_plotly
-from scalerl.view.frozen import asset
-from scalerl.view.outlook import Source, read_sources
-from scalerl.view.page_figures import FIGURES, metric_name, straight_lines, without_level, young_figure
-from scalerl.view.palette import DARK, LIGHT
-from scalerl.view.papers import COLUMN
+from scalerl.reading.curves import Curve, compare, fit
+from scalerl.reading.curves.comparison import recipe_ceilings
+from scalerl.reading.pages.analysis import Slope, analyze, common_unit, sides_of, slope_at
+from scalerl.reading.pages.drawing import plot
+from scalerl.reading.pages.figure import Points, to_plotly
+from scalerl.reading.pages.frozen import asset
+from scalerl.reading.pages.outlook import Source, read_sources
+from scalerl.reading.pages.page_figures import FIGURES, metric_name, straight_lines, without_level, young_figure
+from scalerl.reading.pages.palette import DARK, LIGHT
+from scalerl.reading.pages.papers import COLUMN
 
 
 def analysis(*curves):

@@ -16,11 +16,11 @@ from watched import add_event, add_points, add_rollouts, add_steps, rollout, wri
 
 from scalerl.core.rows import RowFile
 from scalerl.core.run_files import Metric
-from scalerl.training.catalog import METRICS
-from scalerl.view.rollouts import RolloutIndex
-from scalerl.view.run import FollowedRun, list_fit
-from scalerl.view.series import alarm_level, bucketed
-from scalerl.view.watcher import Watcher
+from scalerl.reading.pages.rollouts import RolloutIndex
+from scalerl.reading.pages.run import FollowedRun, list_fit
+from scalerl.reading.pages.series import alarm_level, bucketed
+from scalerl.reading.pages.watcher import Watcher
+from scalerl.training.loop.catalog import METRICS
 
 
 def steps(file):
@@ -180,7 +180,7 @@ def test_a_list_of_rollouts_shows_the_question_and_not_the_template_around_it(tm
 
 
 def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.view.watcher.SEARCH_S", 0.0)
+    monkeypatch.setattr("scalerl.reading.pages.watcher.SEARCH_S", 0.0)
     write_run(tmp_path / "runs/one", rows=10, points=4)
     watcher = Watcher([tmp_path / "runs"])
     before = watcher.changes_since(-1)
@@ -214,7 +214,7 @@ def test_a_poll_during_a_fit_does_not_fit_the_same_evaluations_twice(tmp_path, m
         fits.append(given)
         return list_fit(*given)
 
-    monkeypatch.setattr("scalerl.view.watcher.list_fit", slow_fit)
+    monkeypatch.setattr("scalerl.reading.pages.watcher.list_fit", slow_fit)
     watcher = Watcher([tmp_path / "runs"])
     assert began.wait(60)
     watcher.poll()
@@ -235,7 +235,7 @@ def test_a_removed_run_does_not_stop_other_runs(tmp_path, monkeypatch):
     watcher.poll()
     by_name = {run["name"]: run for run in watcher.changes_since(-1)["runs"]}
     assert by_name["whole"]["step"] == 4 and by_name["gone"]["state"] == "unreadable"
-    monkeypatch.setattr("scalerl.view.watcher.SEARCH_S", 0.0)
+    monkeypatch.setattr("scalerl.reading.pages.watcher.SEARCH_S", 0.0)
     watcher.poll()
     assert [run.name for run in watcher.runs.values()] == ["whole"]
     assert watcher.changes_since(-1)["known"] == list(watcher.runs)

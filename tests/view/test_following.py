@@ -9,11 +9,11 @@ import pytest
 from watched import add_points, write_run
 
 from scalerl.core.status import Heartbeat
-from scalerl.importers import growing
-from scalerl.scaling import CurveError
-from scalerl.tables.errors import Away
-from scalerl.tables.lines import Console
-from scalerl.view.following import FollowedLog, Reading
+from scalerl.reading.curves import CurveError
+from scalerl.reading.logs import growing
+from scalerl.reading.pages.following import FollowedLog, Reading
+from scalerl.reading.tables.errors import Away
+from scalerl.reading.tables.lines import Console
 
 EIGHT = Reading({"devices": 8.0})
 

@@ -9,9 +9,9 @@ from commands import call
 from serving import ask, first_event, served
 from watched import HOSTILE, add_steps, write_run
 
-from scalerl.view.analysis import analyze
-from scalerl.view.page import page, run_page
-from scalerl.view.run import FollowedRun
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.page import page, run_page
+from scalerl.reading.pages.run import FollowedRun
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 pytest.importorskip("plotly", reason="the page needs the extra `report`")

@@ -12,15 +12,15 @@ from serving import served
 from simulated_study import TWO, write_study
 from watched import ABSENT, HOSTILE, add_event, add_points, add_rollouts, add_steps, rollout, write_run
 
-from scalerl.config import QUICK
-from scalerl.config.base import replace
 from scalerl.core.status import Heartbeat
-from scalerl.scaling import Curve, fit, forecast
-from scalerl.study.directory import StudyDirectory
-from scalerl.study.plan import select
-from scalerl.study.plans import PLANS
-from scalerl.training.catalog import METRICS
-from scalerl.training.warnings import truncation
+from scalerl.reading.curves import Curve, fit, forecast
+from scalerl.training.config import QUICK
+from scalerl.training.config.base import replace
+from scalerl.training.loop.catalog import METRICS
+from scalerl.training.loop.warnings import truncation
+from scalerl.training.study.directory import StudyDirectory
+from scalerl.training.study.plan import select
+from scalerl.training.study.plans import PLANS
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 pytest.importorskip("plotly", reason="the live page needs the extra `watch`")

@@ -11,15 +11,15 @@ from serving import served
 from test_follow_command import meanwhile
 from test_following import EIGHT, append, level, lines
 
-from scalerl.scaling.stop import stop_rule
-from scalerl.view.following import FollowedLog
+from scalerl.reading.curves.stop import stop_rule
+from scalerl.reading.pages.following import FollowedLog
 
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 pytest.importorskip("plotly", reason="the live page needs the extra `watch`")
 
-from scalerl.view.page import log_page
-from scalerl.view.server import Pages
-from scalerl.view.watcher import Watcher
+from scalerl.reading.pages.page import log_page
+from scalerl.reading.pages.server import Pages
+from scalerl.reading.pages.watcher import Watcher
 
 
 def wide(first, last):

@@ -7,9 +7,9 @@ import tracemalloc
 
 from watched import add_points, add_steps, write_run
 
-from scalerl.view import watcher
-from scalerl.view.run import FollowedRun
-from scalerl.view.watcher import Watcher
+from scalerl.reading.pages import watcher
+from scalerl.reading.pages.run import FollowedRun
+from scalerl.reading.pages.watcher import Watcher
 
 
 def test_runs_that_have_ended_are_looked_at_less_often_and_a_resumed_one_is_found(tmp_path, monkeypatch):

@@ -14,11 +14,11 @@ from simulated_runs import run, write
 from watched import add_points
 
 import scalerl
-from scalerl.config import LAB
-from scalerl.scaling import Curve, CurveError, advise, compare, fit, forecast
-from scalerl.training.run_dir import RunDirectory
-from scalerl.view.figure import Points
-from scalerl.view.page_figures import curves_figure, recipes_of
+from scalerl.reading.curves import Curve, CurveError, advise, compare, fit, forecast
+from scalerl.reading.pages.figure import Points
+from scalerl.reading.pages.page_figures import curves_figure, recipes_of
+from scalerl.training.config import LAB
+from scalerl.training.loop.run_dir import RunDirectory
 
 matplotlib.use("Agg")
 
@@ -107,9 +107,9 @@ def test_a_curve_without_a_fit_draws_its_points():
 
 def test_matplotlib_is_loaded_when_something_is_drawn():
     code = (
-        "import sys, scalerl; from scalerl.scaling import Curve, fit\n"
+        "import sys, scalerl; from scalerl.reading.curves import Curve, fit\n"
         "f = fit(Curve(range(1, 9), [.1, .2, .3, .38, .44, .48, .5, .51])); repr(f)\n"
-        "assert 'matplotlib' not in sys.modules and 'scalerl.view' not in sys.modules\n"
+        "assert 'matplotlib' not in sys.modules and 'scalerl.reading.pages' not in sys.modules\n"
         "f._repr_html_(); assert 'matplotlib' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

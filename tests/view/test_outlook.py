@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from scalerl.config import LAB
-from scalerl.config.base import replace
-from scalerl.config.data import ArithmeticTask, ProgramsTask
-from scalerl.training.run_info import data_notes, default_axis, run_info
-from scalerl.types import EvalPoint
-from scalerl.view.outlook import run_outlook
-from scalerl.view.summary import write_summary
+from scalerl.core.types import EvalPoint
+from scalerl.reading.pages.outlook import run_outlook
+from scalerl.reading.pages.summary import write_summary
+from scalerl.training.config import LAB
+from scalerl.training.config.base import replace
+from scalerl.training.config.data import ArithmeticTask, ProgramsTask
+from scalerl.training.loop.run_info import data_notes, default_axis, run_info
 
 BOTH = (ArithmeticTask(), ProgramsTask())
 

@@ -9,13 +9,13 @@ from browser import contrast, luminance
 from simulated_runs import run as curve
 from simulated_runs import write
 
-from scalerl.scaling import Curve
-from scalerl.view.analysis import analyze
-from scalerl.view.figure import Line, Points, ShadedBand
-from scalerl.view.frozen import asset, frozen, write_page
-from scalerl.view.outlook import read_sources
-from scalerl.view.page import page
-from scalerl.view.page_figures import FIGURES
+from scalerl.reading.curves import Curve
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.figure import Line, Points, ShadedBand
+from scalerl.reading.pages.frozen import asset, frozen, write_page
+from scalerl.reading.pages.outlook import read_sources
+from scalerl.reading.pages.page import page
+from scalerl.reading.pages.page_figures import FIGURES
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 

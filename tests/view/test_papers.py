@@ -14,18 +14,38 @@ from simulated_runs import run, write
 from simulated_study import Truth, write_study
 
 from scalerl.core.errors import ConfigError
-from scalerl.scaling import Curve, compare, frontier
-from scalerl.view.analysis import analyze
-from scalerl.view.drawing import draw_figure
-from scalerl.view.figure import Axis, Errors, Figure, Line, Points, Rule, ShadedBand, Span, powers_text, to_plotly
-from scalerl.view.outlook import Source
-from scalerl.view.page import cell, comparison_table, figures_of, frontier_page, page, study_figures, study_page, table
-from scalerl.view.page_figures import frontier_figure
-from scalerl.view.palette import LIGHT
-from scalerl.view.papers import PIXELS, csv_of, latex_of, markdown_of, save_page, variants
-from scalerl.view.report import Report
-from scalerl.view.study import study_results
-from scalerl.view.study_files import read_files
+from scalerl.reading.curves import Curve, compare, frontier
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.drawing import draw_figure
+from scalerl.reading.pages.figure import (
+    Axis,
+    Errors,
+    Figure,
+    Line,
+    Points,
+    Rule,
+    ShadedBand,
+    Span,
+    powers_text,
+    to_plotly,
+)
+from scalerl.reading.pages.outlook import Source
+from scalerl.reading.pages.page import (
+    cell,
+    comparison_table,
+    figures_of,
+    frontier_page,
+    page,
+    study_figures,
+    study_page,
+    table,
+)
+from scalerl.reading.pages.page_figures import frontier_figure
+from scalerl.reading.pages.palette import LIGHT
+from scalerl.reading.pages.papers import PIXELS, csv_of, latex_of, markdown_of, save_page, variants
+from scalerl.reading.pages.report import Report
+from scalerl.reading.pages.study import study_results
+from scalerl.reading.pages.study_files import read_files
 
 
 def sources(name, *curves):

@@ -10,9 +10,9 @@ from simulated_runs import run
 import scalerl
 from scalerl.cli.main import main
 from scalerl.core.calls import CallError, NoSuchName
-from scalerl.importers import read
-from scalerl.scaling import Curve, CurveError, fit_together
-from scalerl.scaling.habits import HABITS
+from scalerl.reading.curves import Curve, CurveError, fit_together
+from scalerl.reading.curves.habits import HABITS
+from scalerl.reading.logs import read
 
 pandas = pytest.importorskip("pandas")
 
@@ -148,7 +148,7 @@ ARRAYS = ([1, 2, 3], [0.1, 0.2, 0.3])
         (lambda: scalerl.compare(MADE, MADE, names=["a"]), "names must be two names"),
         (lambda: scalerl.compare([], MADE), "at least one run; got none"),
         (lambda: scalerl.frontier([MADE, MADE], {"lr": 1}, 100), "settings must be a list of 2 dicts"),
-        (lambda: scalerl.scaling.fit("run.csv"), "got a str; allowed: a Curve"),
+        (lambda: scalerl.reading.curves.fit("run.csv"), "got a str; allowed: a Curve"),
         (lambda: scalerl.load(ROWS), "got a list; allowed: the path of a run directory"),
         (lambda: scalerl.load(__file__), r"is a file; .* scalerl.fit\("),
         (lambda: scalerl.train({}), "got a dict as the configuration"),
@@ -189,9 +189,8 @@ def test_names_of_other_packages_are_answered_with_the_name_here():
 
 
 def test_no_habit_is_a_name_that_the_record_has():
-    records = {kind.__name__: kind for kind in (Curve, scalerl.scaling.Fit, scalerl.scaling.Forecast,
-               scalerl.scaling.Comparison, scalerl.scaling.Advice, scalerl.scaling.Backtest, scalerl.scaling.Together,
-               scalerl.scaling.Estimate)}  # fmt: skip
+    names = ("Curve", "Fit", "Forecast", "Comparison", "Advice", "Backtest", "Together", "Estimate")
+    records = {name: getattr(scalerl.reading.curves, name) for name in names}
     assert records.keys() == HABITS.keys()
     for name, kind in records.items():
         words = [word for names in HABITS[name] for word in names.split()]

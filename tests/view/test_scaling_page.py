@@ -13,8 +13,8 @@ from browser import driver_or_skip
 
 from scalerl import cli
 from scalerl.cli.main import COMMANDS
-from scalerl.scaling import health
-from scalerl.scaling.health import CHECKS
+from scalerl.reading.curves import health
+from scalerl.reading.curves.health import CHECKS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "scaling.md").read_text()

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 from watched import point, write_run
 
-from scalerl.config import read_config
 from scalerl.core.errors import ConfigError
 from scalerl.core.rows import RowFile
 from scalerl.core.status import Heartbeat, _overwrite, read_status
-from scalerl.training.run_info import run_info
-from scalerl.types import EvalPoint
-from scalerl.view import run as view_run
-from scalerl.view.run import FollowedRun, RunView
-from scalerl.view.state import find, pace
+from scalerl.core.types import EvalPoint
+from scalerl.reading.pages import run as view_run
+from scalerl.reading.pages.run import FollowedRun, RunView
+from scalerl.reading.pages.state import find, pace
+from scalerl.training.config import read_config
+from scalerl.training.loop.run_info import run_info
 
 NOW = time.time()
 

@@ -4,11 +4,11 @@ import pytest
 from json_rows import write_rows
 from simulated_runs import run as curve
 
-from scalerl.config import read_config, to_toml
-from scalerl.training.run_info import run_info
-from scalerl.view.analysis import analyze
-from scalerl.view.outlook import read_sources
-from scalerl.view.page_figures import FIGURES
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.outlook import read_sources
+from scalerl.reading.pages.page_figures import FIGURES
+from scalerl.training.config import read_config, to_toml
+from scalerl.training.loop.run_info import run_info
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 

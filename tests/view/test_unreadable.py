@@ -14,11 +14,11 @@ from serving import connection_to, first_event, get, key_of, served
 from watched import add_points, add_rollouts, point, rollout, write_run
 
 from scalerl.cli.main import main
-from scalerl.view.analysis import analyze
-from scalerl.view.page import page
-from scalerl.view.run import LIFE_S, FollowedRun
-from scalerl.view.server import Pages
-from scalerl.view.watcher import Watcher
+from scalerl.reading.pages.analysis import analyze
+from scalerl.reading.pages.page import page
+from scalerl.reading.pages.run import LIFE_S, FollowedRun
+from scalerl.reading.pages.server import Pages
+from scalerl.reading.pages.watcher import Watcher
 
 DEEP = "[" * 100_000
 LONG = "9" * 400

@@ -19,9 +19,9 @@ from watched import add_rollouts, rollout, write_run
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
 from scalerl.core.addresses import comes_from_this_user, is_loopback
-from scalerl.view.run import FollowedRun
-from scalerl.view.server import Guard, Pages, equal_secrets
-from scalerl.view.watcher import Watcher
+from scalerl.reading.pages.run import FollowedRun
+from scalerl.reading.pages.server import Guard, Pages, equal_secrets
+from scalerl.reading.pages.watcher import Watcher
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_scripts_of_the_page_do_not_write_html():
     """The security policy forbids inline scripts, and texts become text nodes."""
     from importlib.resources import files
 
-    scripts = [file for file in (files("scalerl.view") / "assets").iterdir() if file.name.endswith(".js")]
+    scripts = [file for file in (files("scalerl.reading.pages") / "assets").iterdir() if file.name.endswith(".js")]
     assert len(scripts) > 4
     for script in scripts:
         assert not re.search(
@@ -254,7 +254,8 @@ def test_new_runs_are_read_while_pages_are_served(tmp_path, monkeypatch):
     watcher = Watcher([tmp_path])
     locked = []
     monkeypatch.setattr(
-        "scalerl.view.watcher.FollowedRun", lambda *words: locked.append(watcher.lock.locked()) or FollowedRun(*words)
+        "scalerl.reading.pages.watcher.FollowedRun",
+        lambda *words: locked.append(watcher.lock.locked()) or FollowedRun(*words),
     )
     for number in range(3):
         write_run(tmp_path / f"later-{number}", rows=3, points=8)

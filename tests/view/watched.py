@@ -3,10 +3,10 @@
 import json
 import math
 
-from scalerl.config import PRESETS, to_toml
-from scalerl.config.base import replace
 from scalerl.core.status import Heartbeat
-from scalerl.training.run_info import run_info
+from scalerl.training.config import PRESETS, to_toml
+from scalerl.training.config.base import replace
+from scalerl.training.loop.run_info import run_info
 
 LAB = PRESETS["lab"]
 METRICS = {

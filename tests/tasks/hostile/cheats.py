@@ -100,7 +100,7 @@ def f(x): return 0
 """,
     "patches the harness": """
 import sys
-h = sys.modules['scalerl.tasks.sandbox.guest.plain']
+h = sys.modules['scalerl.training.rewards.sandbox.guest.plain']
 h.dumps = lambda *a: b'T'
 def f(x): return 0
 """,
@@ -144,7 +144,7 @@ def f(x):
 """Programs whose f(7) is not 14."""
 
 FORGED = """
-import scalerl.tasks.sandbox.guest.plain as plain, struct
+import scalerl.training.rewards.sandbox.guest.plain as plain, struct
 def forge(data): plain.dumps = lambda *a: data
 def count(n): return struct.pack('>I', n)
 def f(x): return 0

@@ -12,12 +12,12 @@ from escapes import ESCAPES
 from floods import FLOODS
 from texts import report_of
 
-from scalerl.config.placement import Sandbox
 from scalerl.core.errors import ConfigError
-from scalerl.tasks.code import SANDBOX_START_S, ProgramJudge
-from scalerl.tasks.code_tests import Calls, Checks, InputOutput
-from scalerl.tasks.sandbox.box import Box
-from scalerl.tasks.sandbox.detect import offer
+from scalerl.training.config.placement import Sandbox
+from scalerl.training.rewards.code import SANDBOX_START_S, ProgramJudge
+from scalerl.training.rewards.code_tests import Calls, Checks, InputOutput
+from scalerl.training.rewards.sandbox.box import Box
+from scalerl.training.rewards.sandbox.detect import offer
 
 SECRET = "the-users-own-secret"
 SETTINGS = Sandbox(test_s=20.0, program_s=60.0, memory_mb=256)
