@@ -157,19 +157,14 @@ class Rollout:
         return (self, *self.others)
 
     @property
-    def any_truncated(self) -> bool:
-        """Whether any of its sequences is truncated."""
-        return any(sequence.truncated for sequence in self.sequences)
-
-    @property
-    def any_interrupted(self) -> bool:
-        """Whether any of its sequences is interrupted."""
-        return any(sequence.interrupted for sequence in self.sequences)
-
-    @property
     def incomplete(self) -> bool:
         """Whether it counts as wrong: it is truncated, and no environment has given its score since."""
-        return self.truncated and (self.outcome is None or self.outcome.ended != "environment")
+        return self.truncated and self.ended != "environment"
+
+    @property
+    def ended(self) -> str:
+        """What ended it: stop (a token), or a word of `Outcome.ended`."""
+        return self.outcome.ended if self.outcome else "tokens" if self.truncated else "stop"
 
     def after(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens before it, given the prompt of its group."""

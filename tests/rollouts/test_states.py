@@ -92,6 +92,14 @@ def agent():
 PATHS = {path.__name__: path for path in (single_turn, served, environment, agent)}
 
 
+ENDED = {
+    "single_turn": ["stop", "tokens", "stop", "stop"],
+    "served": ["stop", "tokens", "stop", "stop"],
+    "environment": ["environment", "tokens", "environment", "problem"],
+    "agent": ["environment", "environment", "environment", "problem"],
+}
+
+
 def group_of(path):
     """Return a group with one rollout of each state, as a path made them and as they are scored."""
     engine, columns = PATHS[path]()
@@ -129,6 +137,7 @@ def test_every_path_has_the_same_columns_and_trained_tokens(path):
     states = [row_of_file(text, 1, scored, sample) for sample in range(4)]
     assert [one["truncated"] for one in states] == [False, True, False, False]
     assert [one["interrupted"] for one in states] == [False, False, True, False]
+    assert [one["ended"] for one in states] == ENDED[path]
     assert [one["reward"] is None for one in states] == [False, False, False, True]
 
 

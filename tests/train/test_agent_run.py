@@ -41,7 +41,7 @@ def test_a_run_with_an_agent_trains_on_its_rollouts_and_survives_kills(lab_model
     assert all(row["replay_difference"] < 1e-4 for row in points)
     assert all(row["turns"] == 3 for row in points)
     (row, *_) = runs.rows(path, "rollouts.jsonl")
-    assert "the next conversation" in row["completion"] and row["environment"]["ended"] == "environment"
+    assert "the next conversation" in row["completion"] and row["ended"] == "environment"
     assert max(abs(r["log_ratio_max"]) for r in runs.rows(path, "rollouts.jsonl") if r["log_ratio_max"]) < 1e-4
 
 

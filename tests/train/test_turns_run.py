@@ -84,7 +84,7 @@ def test_rollouts_without_a_reward_enter_no_pass_rate(start, tmp_path):
     assert len(points) == 3
     for point in points:
         own = [row for row in rollouts if row["step"] == point["step"]]
-        failed = [row for row in own if row["environment"]["ended"] == "problem"]
+        failed = [row for row in own if row["ended"] == "problem"]
         assert len(own) == 16 and 0 < len(failed) < 16 and point["failed"] == pytest.approx(len(failed) / 16)
         assert all(row["reward"] is None and row["passed"] is None for row in failed)
         counted = [row["passed"] for row in own if row not in failed]

@@ -157,6 +157,7 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
     assert matches() == [(20, 0), (20, 1), (20, 2), (20, 3), (10, 0), (10, 1), (10, 2), (10, 3)]
     assert matches(step="10", passed="true") == [(10, 0), (10, 2)] == matches(step="10", least_reward="0.5")
     assert matches(truncated="true") == [(20, 3), (10, 3)] == matches(least_tokens="7", most_tokens="7")
+    assert matches(ended="tokens") == [(20, 3), (10, 3)] and matches(ended="problem") == []
     assert matches(text="GOT '1', exp") == [(20, 1), (10, 1)] and matches(interrupted="false") == []
     assert [row["sample"] for row in index.group("training", 5)] == [0, 1, 2, 3]
     add_rollouts(run, [rollout(30, 0)])

@@ -88,7 +88,8 @@ def rollout(step, sample, prompt="7+4=", **changes):
         "step": step, "task": "arithmetic", "prompt_id": prompt, "sample": sample, "question": prompt,
         "prompt": prompt, "completion": "7+4=1⟦</think>⟧1", "answer": "1", "reward": 1.0 if passed else -1.0,
         "passed": passed, "reason": "" if passed else f"got '{sample}', expected '1'", "tokens": 4 + sample,
-        "truncated": sample == 3, "interrupted": True, "versions": [step - 3, step - 2], "staleness": 3,
+        "truncated": sample == 3, "interrupted": True, "ended": "tokens" if sample == 3 else "stop",
+        "versions": [step - 3, step - 2], "staleness": 3,
         "log_ratio_min": -0.4, "log_ratio_max": 0.9, "token_detail": detail if sample < 2 else None, **changes,
     }  # fmt: skip
 

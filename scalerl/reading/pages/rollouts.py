@@ -16,7 +16,7 @@ FILES = {"evaluation": ROLLOUTS, "training": SAMPLES}
 
 BRIEF = (
     *("step", "task", "prompt_id", "sample", "reward", "passed", "reason"),
-    *("tokens", "truncated", "interrupted", "staleness"),
+    *("tokens", "truncated", "interrupted", "ended", "staleness"),
 )
 """Columns kept in memory."""
 
@@ -40,6 +40,7 @@ CRITERIA: dict[str, tuple[Callable[[str], Any], str, Callable[[Any, Any], bool]]
     "passed": (_truth, "passed", eq),
     "truncated": (_truth, "truncated", eq),
     "interrupted": (_truth, "interrupted", eq),
+    "ended": (str, "ended", eq),
     "least_reward": (float, "reward", lambda value, bound: number(value) >= bound),
     "most_reward": (float, "reward", lambda value, bound: number(value) <= bound),
     "least_tokens": (float, "tokens", lambda value, bound: number(value) >= bound),

@@ -140,7 +140,7 @@ class Verdicts:
         rollouts = scored.group.rollouts
         self.passed_PK[index] = [score.passed for score in scored.scores]
         self.counted_PK[index] = [score.counted for score in scored.scores]
-        self._truncated += sum(rollout.any_truncated for rollout in rollouts)
+        self._truncated += sum(any(one.truncated for one in rollout.sequences) for rollout in rollouts)
         self.tokens += sum(len(sequence) for rollout in rollouts for sequence in rollout.sequences)
 
     def shares(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from scalerl.core.errors import raising
 from scalerl.core.run_files import SAVED_SAMPLES
-from scalerl.core.types import FloatArray, Outcome, Rollout, Score, ScoredGroup, Visit
+from scalerl.core.types import FloatArray, Rollout, Score, ScoredGroup, Visit
 from scalerl.training.models.text import TAIL, TokenText
 
 RolloutRow = dict[str, Any]
@@ -35,6 +35,9 @@ ARRAYS = ("prompt_tokens", "tokens", "logps", "versions", "sampled")
 
 NUCLEUS = ("nucleus_sizes", "nucleus_ids")
 """Further arrays under top-p, those of `Rollout.nucleus`; log-probabilities are normalized over these ids."""
+
+OF_ENVIRONMENT = ("turns", "calls", "observed", "metrics", "rewards")
+"""Fields of `Outcome` in a row. Seconds are left out, because rows of equal runs are equal."""
 
 DETAIL_TOKENS = 512
 """Maximum number of tokens in `token_detail`: half from the start, half from the end of the rollout."""
@@ -90,19 +93,16 @@ def rollout_row(
         "passed": score.passed if score.counted else None,
         "reason": score.reason,
         "tokens": sum(map(len, rollout.sequences)),
-        "truncated": rollout.any_truncated,
-        "interrupted": rollout.any_interrupted,
-        "environment": _environment(rollout.outcome),
+        "truncated": any(sequence.truncated for sequence in rollout.sequences),
+        "interrupted": any(sequence.interrupted for sequence in rollout.sequences),
+        "ended": rollout.ended,
+        "environment": {name: getattr(rollout.outcome, name) for name in OF_ENVIRONMENT} if rollout.outcome else None,
         "versions": [int(versions.min()), int(versions.max())],
         "staleness": step - int(versions.min()),
         "log_ratio_min": min(ratios, default=None),
         "log_ratio_max": max(ratios, default=None),
         "token_detail": token_detail(text, rollout.after(prompt), step, rollout, log_ratio_N) if detailed else None,
     }
-
-
-def _environment(end: Outcome | None) -> dict[str, Any] | None:
-    return {name: getattr(end, name) for name in ("turns", "calls", "ended", "metrics", "rewards")} if end else None
 
 
 def token_detail(

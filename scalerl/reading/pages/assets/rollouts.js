@@ -8,6 +8,7 @@ const FILTERS = [
   ["passed", "Verdict", { "": "any", true: "passed", false: "failed" }],
   ["truncated", "Truncated", { "": "any", true: "yes", false: "no" }],
   ["interrupted", "Interrupted", { "": "any", true: "yes", false: "no" }],
+  ["ended", "Ended by", { "": "any", stop: "stop token", tokens: "length limit", turns: "limit of turns", environment: "environment", problem: "problem" }],
   ["least_reward", "Reward from", "number"],
   ["most_reward", "Reward to", "number"],
   ["least_tokens", "Tokens from", "number"],
@@ -34,7 +35,7 @@ function control(name, label, kind, value, found) {
 const verdict = (row) => row.passed === null ? el("span", { class: "badge" }, "no reward")
   : el("span", { class: `badge ${row.passed ? "passed" : "wrong"}` }, row.passed ? "passed" : "failed");
 const marks = (row) => [row.truncated && "truncated", row.interrupted && "interrupted",
-  row.environment && `${row.environment.turns} turns, ${row.environment.calls} calls, ended by: ${row.environment.ended}`].filter(Boolean).map((word) => el("span", { class: "flag" }, word));
+  row.environment && `${row.environment.turns} turns, ${row.environment.calls} calls, ended by: ${row.ended}`].filter(Boolean).map((word) => el("span", { class: "flag" }, word));
 
 function injected(text) {
   return text.split(/(⟦[^⟧]*⟧)/).map((part) =>
