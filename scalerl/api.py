@@ -15,7 +15,7 @@ from scalerl.core.packages import TRAINING, check_installed, prepare_environment
 from scalerl.core.printable import escape_unknown
 from scalerl.core.rows import RowFile, read_rows
 from scalerl.core.run_files import METRICS, POINTS, RECORDS, SAMPLES, RunInfo, read_run
-from scalerl.core.stops import StopFlag
+from scalerl.core.stop_signals import StopFlag
 
 if TYPE_CHECKING:
     from scalerl.reading.curves import Advice, Curve, Fit, Forecast, Prior

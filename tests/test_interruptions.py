@@ -7,11 +7,11 @@ from contextlib import closing
 
 import pytest
 
+from scalerl.core.child_signals import Stopped
 from scalerl.core.errors import outcome
 from scalerl.core.plugins import PluginError, call
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import CallerEnded, LocalRemote, host
-from scalerl.core.signals import Stopped
 from scalerl.training.config import Scoring
 from scalerl.training.rewards.pool import ScoringPool
 

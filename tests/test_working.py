@@ -17,7 +17,7 @@ from rich.console import Console
 
 from scalerl import cli
 from scalerl.cli.main import COMMANDS
-from scalerl.core import stops, working
+from scalerl.core import stop_signals, working
 from scalerl.core.working import CLEAR, Working, elapsed_text
 from scalerl.training.config import LAB
 from scalerl.training.loop.display import RunDisplay
@@ -178,7 +178,7 @@ def test_an_evaluation_shows_its_phases_and_counts(lab_model, tmp_path):
 
 BUSY = """
 import ctypes, sys, threading, time
-from scalerl.core import stops
+from scalerl.core import stop_signals
 mutex, lib = (ctypes.c_int * 16)(), ctypes.CDLL(None)
 lib.pthread_mutex_lock(mutex)
 def unlock():
@@ -187,7 +187,7 @@ def unlock():
     print('ready', flush=True)
     sys.stdin.readline()
     lib.pthread_mutex_unlock(mutex)
-stops.watch_signals(); flag = stops.StopFlag(); {asked}
+stop_signals.watch_signals(); flag = stop_signals.StopFlag(); {asked}
 threading.Thread(target=unlock, daemon=True).start()
 lib.pthread_mutex_lock(mutex)  # without a step of Python, until the test writes a line
 print('stopped', bool(flag.signal), flush=True)
@@ -232,7 +232,7 @@ def test_a_command_that_ends_at_once_does_not_say_that_it_will():
 
 def test_what_is_kept_depends_on_the_command(handlers, capsys, monkeypatch):
     def interrupted(*_):
-        raise stops.Stopped(signal.SIGINT)
+        raise stop_signals.Stopped(signal.SIGINT)
 
     for verb, text in (
         ("train", "; saved results are kept; `scalerl resume` continues a run"), ("plan", ""),

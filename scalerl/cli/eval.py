@@ -15,7 +15,7 @@ from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import output_directory, safe_name, write_whole
 from scalerl.core.outputs import check_new_directory
 from scalerl.core.packages import TRAINING, prepare_environment
-from scalerl.core.stops import set_saved_note
+from scalerl.core.stop_signals import set_saved_note
 from scalerl.core.working import Working
 from scalerl.training.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
 from scalerl.training.config.base import build, replace

@@ -18,7 +18,7 @@ from scalerl.cli.terminal import wrapped
 from scalerl.core.errors import ScalerlError, UserError, lacks_memory
 from scalerl.core.files import DISK, system_error, system_errors, trouble
 from scalerl.core.printable import error_handler, escape_unknown, indented
-from scalerl.core.stops import StopFlag, stop_message
+from scalerl.core.stop_signals import StopFlag, stop_message
 
 FAILED = 1
 """Exit code of a command that could not do a part of its work."""

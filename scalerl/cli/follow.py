@@ -19,7 +19,7 @@ from scalerl.cli.terminal import print_lines
 from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
 from scalerl.core.limits import PAGE_CLOSE_S
-from scalerl.core.stops import set_saved_note
+from scalerl.core.stop_signals import set_saved_note
 from scalerl.reading.curves.stop import FORMS, stop_rule
 from scalerl.reading.pages.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
 from scalerl.reading.pages.outlook import forecast_dict

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from scalerl.cli.exits import complain, guarded, prepare_streams
 from scalerl.cli.options import Parser
 from scalerl.core import VERSION
+from scalerl.core.child_signals import STOPPING, obey_study, protect_children
 from scalerl.core.errors import UserError, nearest
-from scalerl.core.signals import STOPPING, obey_study, protect_children
-from scalerl.core.stops import set_saved_note, watch_signals
+from scalerl.core.stop_signals import set_saved_note, watch_signals
 from scalerl.core.working import Working
 
 

@@ -19,7 +19,7 @@ from scalerl.core.files import output_directory
 from scalerl.core.outputs import write_or_explain
 from scalerl.core.packages import TRAINING, check_installed
 from scalerl.core.run_files import CONFIG, REPORT, RESULTS
-from scalerl.core.stops import StopFlag
+from scalerl.core.stop_signals import StopFlag
 from scalerl.core.working import Working
 from scalerl.reading.pages.study import best_rates, study_results
 from scalerl.training.config import RunConfig, TinyModel, read_config

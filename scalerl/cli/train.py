@@ -15,7 +15,7 @@ from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import output_directory
 from scalerl.core.packages import TRAINING, prepare_environment
-from scalerl.core.stops import StopFlag
+from scalerl.core.stop_signals import StopFlag
 from scalerl.core.working import Working
 from scalerl.training.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
 from scalerl.training.config.base import read_option, replace

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
-from scalerl.core.signals import is_interruption
+from scalerl.core.child_signals import is_interruption
 
 T = TypeVar("T")
 

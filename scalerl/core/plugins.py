@@ -16,8 +16,8 @@ from contextlib import ExitStack, redirect_stdout
 from functools import cache
 from typing import Any
 
+from scalerl.core.child_signals import is_interruption, unprotect_children
 from scalerl.core.errors import ConfigError, RunError, nearest, short
-from scalerl.core.signals import is_interruption, unprotect_children
 
 
 class PluginError(RunError):

@@ -15,10 +15,10 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any
 
+from scalerl.core.child_signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
 from scalerl.core.errors import ProcessFailure, lacks_memory
 from scalerl.core.files import system_error, trouble
 from scalerl.core.machine import memory_report, peak_bytes
-from scalerl.core.signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
 
 LACKED_MEMORY = "it ran out of memory: "
 """Beginning of the reason of a process that could not allocate memory."""

@@ -16,7 +16,7 @@ ray = pytest.importorskip("ray", reason="needs Ray")
 @pytest.mark.slow
 def test_connecting_to_a_cluster_keeps_the_handlers_of_this_process(handlers):
     """Ray sets a handler for SIGTERM that ends the process at once, without a checkpoint."""
-    from scalerl.core.signals import STOPPING
+    from scalerl.core.child_signals import STOPPING
     from scalerl.training.machines.connect import connect
 
     got = []

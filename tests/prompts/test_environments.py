@@ -11,10 +11,10 @@ from scalerl.core.plugins import PluginError
 from scalerl.core.types import Group, Outcome, Prompt, Rollout, Visit
 from scalerl.training.config.data import EnvironmentTask
 from scalerl.training.prompts.sources import environment_rows as rows
-from scalerl.training.rewards.environments import REWARD, load_environment
 from scalerl.training.rewards.scoring import _outcomes
 from scalerl.training.rewards.turns import Reply, reply_to
 from scalerl.training.rewards.user_rewards import Failures, call_by_name
+from scalerl.training.rewards.verifiers_environments import REWARD, load_environment
 
 ENVIRONMENT = '''
 import time

@@ -19,8 +19,8 @@ from scalerl.training.engines.engine import Request
 from scalerl.training.prompts.sources import environment_rows
 from scalerl.training.rewards import tasksets
 from scalerl.training.rewards.agents import harness
-from scalerl.training.rewards.environments import REWARD
 from scalerl.training.rewards.user_rewards import call_by_name
+from scalerl.training.rewards.verifiers_environments import REWARD
 
 TASKSET = """
 import itertools

@@ -87,7 +87,7 @@ time.sleep(60)
 """
 RUN = """
 import signal, time
-from scalerl.core.signals import obey_study
+from scalerl.core.child_signals import obey_study
 signal.signal(signal.SIGTERM, lambda *_: (print("a checkpoint", flush=True), exit(143)))
 obey_study()
 print("begun", flush=True)

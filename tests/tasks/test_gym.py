@@ -12,7 +12,7 @@ from scalerl.core.types import Prompt
 from scalerl.training.config import read_config, to_toml
 from scalerl.training.loop.warm_start import make_tokenizer
 from scalerl.training.prompts.dataset import load_prompts
-from scalerl.training.rewards.gym import final_answer, verify
+from scalerl.training.rewards.reasoning_gym import final_answer, verify
 
 pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
 
@@ -106,7 +106,10 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
 @pytest.mark.parametrize("dataset", ["isomorphic_strings", "list_functions"])
 def test_entries_are_the_same_in_every_process(dataset):
     """The first draws from a set, whose order depends on the hashes of texts; the second uses global random numbers."""
-    code = f"from scalerl.training.rewards.gym import make_entries; print(make_entries({dataset!r}, 3, {{}}, 12, 4))"
+    code = (
+        "from scalerl.training.rewards.reasoning_gym import make_entries; "
+        f"print(make_entries({dataset!r}, 3, {{}}, 12, 4))"
+    )
     texts = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True

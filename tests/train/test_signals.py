@@ -10,7 +10,7 @@ import pytest
 import runs
 
 from scalerl.cli import exits
-from scalerl.core import stops
+from scalerl.core import stop_signals
 
 NAMES = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 
@@ -49,25 +49,26 @@ def test_a_signal_while_the_modules_are_imported_is_one_line(number):
 
 @pytest.mark.parametrize("number", NAMES)
 def test_a_flag_remembers_its_signal(number, handlers, capsys):
-    flag = stops.StopFlag()
+    flag = stop_signals.StopFlag()
     assert not flag()
     os.kill(os.getpid(), number)
     assert flag() and flag.signal == number
     assert "stopping after this step, with a checkpoint" in capsys.readouterr().err
-    with pytest.raises(stops.Stopped):
+    with pytest.raises(stop_signals.Stopped):
         os.kill(os.getpid(), number)
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(handlers):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
-    flag = stops.StopFlag()
+    flag = stop_signals.StopFlag()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not flag()
 
 
 def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
     code = (
-        "import hashlib; from scalerl.core import stops; stops.watch_signals(); flag = stops.StopFlag(); flag()\n"
+        "import hashlib; from scalerl.core.stop_signals import StopFlag, watch_signals\n"
+        "watch_signals(); flag = StopFlag(); flag()\n"
         "print('ready', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # minutes, without a Python step
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:

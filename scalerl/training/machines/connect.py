@@ -8,9 +8,9 @@ import socket
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from scalerl.core.child_signals import same_handlers
 from scalerl.core.errors import ConfigError
 from scalerl.core.limits import NODE_ANSWER_S, TCP_CONNECT_S
-from scalerl.core.signals import same_handlers
 from scalerl.training.placement.devices import Host, shared_free
 
 

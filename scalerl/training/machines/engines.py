@@ -110,7 +110,10 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
 
 
 def _torch_handle(spec: EngineSpec) -> EngineHandle:
-    return HostedEngines([engine for engine in spec() if isinstance(engine, ExactEngine)], spec.name)
+    engines = spec()
+    exact = [engine for engine in engines if isinstance(engine, ExactEngine)]
+    assert len(exact) == len(engines)  # a user's engine, which may sample on its own, is on this machine
+    return HostedEngines(exact, spec.name)
 
 
 def _vllm_handle(spec: EngineSpec) -> EngineHandle:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.signals import environment_of_run
+from scalerl.core.child_signals import environment_of_run
 from scalerl.training.machines.connect import check_resources, connect
 
 

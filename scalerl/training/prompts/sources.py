@@ -17,11 +17,11 @@ from scalerl.core.types import AGENT, PROGRAMS, TURNS
 from scalerl.training.config.data import AgentTask, CustomTask, EnvironmentTask, PromptFile, ReasoningGymTask
 from scalerl.training.prompts.files import read_objects
 from scalerl.training.prompts.layouts import PromptRow, prompt_of
-from scalerl.training.rewards import custom, environments, tasksets, tools
-from scalerl.training.rewards.environments import load_environment
-from scalerl.training.rewards.gym import make_entries
+from scalerl.training.rewards import custom, tasksets, tools, verifiers_environments
 from scalerl.training.rewards.pool import Step, in_this_process
+from scalerl.training.rewards.reasoning_gym import make_entries
 from scalerl.training.rewards.turns import is_chat
+from scalerl.training.rewards.verifiers_environments import load_environment
 
 MOST_ENTRIES = 4
 """Largest number of entries created per required prompt. With fewer distinct ones, the run does not start."""
@@ -155,7 +155,7 @@ def _environment_rows(task: EnvironmentTask) -> tuple[list[PromptRow], list[str]
             f"data.environment: {task.environment!r} has no data set of prompts ({error}); choose another one"
         ) from None
     replies = loaded.max_turns != 1 or getattr(loaded, "tool_defs", None)  # the policy must see the tools
-    several = environments.several_turns(task, loaded) if replies else {}
+    several = verifiers_environments.several_turns(task, loaded) if replies else {}
     rows = [
         _environment_row(task, dict(values), several, f"{task.environment} row {number}")
         for number, values in enumerate(dataset)

@@ -21,7 +21,7 @@ from scalerl.core.plugins import PluginError, call, load_function
 from scalerl.core.types import Group, Prompt, Score, ScoredGroup
 from scalerl.training.config.data import AgentTask, EnvironmentTask, PromptFile, TaskData
 from scalerl.training.config.run import Scoring
-from scalerl.training.rewards import environments
+from scalerl.training.rewards import verifiers_environments
 from scalerl.training.rewards.base import CORRECT, INCORRECT, Verdict, Verifier, judged_text, reward, verdict
 from scalerl.training.rewards.pool import ProcessEnded, ScoringPool
 from scalerl.training.rewards.repetition import stands_in
@@ -168,7 +168,7 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
         scorer.failures = Failures(f"the agent {task.curve}")
         return scorer
     if isinstance(task, EnvironmentTask):
-        scorer = FunctionScorer(environments.REWARD, task.pass_reward, settings, task.truncated_reward)
+        scorer = FunctionScorer(verifiers_environments.REWARD, task.pass_reward, settings, task.truncated_reward)
         scorer.failures = Failures(f"the environment {task.curve}")
         return scorer
     return verifier_scorer(task.verifier, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalerl.training.rewards import arithmetic, code, custom, gym, judge, math, programs
+from scalerl.training.rewards import arithmetic, code, custom, judge, math, programs, reasoning_gym
 from scalerl.training.rewards.base import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
@@ -12,5 +12,5 @@ VERIFIERS: dict[str, Verifier] = {
     "judge": Verifier(judge.verify, prepare=judge.prepare, threads=lambda scoring: scoring.judge.concurrency),
     "math": Verifier(math.verify, killable=True, prepare=math.prepare, modules=("math_verify",)),
     "programs": Verifier(programs.verify),
-    "reasoning-gym": Verifier(gym.verify, killable=True, modules=("reasoning_gym",)),
+    "reasoning-gym": Verifier(reasoning_gym.verify, killable=True, modules=("reasoning_gym",)),
 }

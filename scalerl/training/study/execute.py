@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from scalerl.core.child_signals import environment_of_run
 from scalerl.core.files import write_whole
 from scalerl.core.run_files import RunKey
-from scalerl.core.signals import environment_of_run
 from scalerl.reading.curves import CurveError
 from scalerl.reading.pages.study import STOPPED
 from scalerl.training.config import RunConfig, to_toml

@@ -23,12 +23,12 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from scalerl.core.child_signals import SAFE_PATH
 from scalerl.core.errors import short
 from scalerl.core.files import parse_json
 from scalerl.core.limits import PROGRAM_END_S
 from scalerl.core.plugins import finite_number
 from scalerl.core.printable import encodable
-from scalerl.core.signals import SAFE_PATH
 from scalerl.training.rewards.agents import launcher
 
 PASSED_ON = (

@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from scalerl.core.signals import STOPPING, Stopped
+from scalerl.core.child_signals import STOPPING, Stopped
 
 SHOW_CURSOR = "\x1b[?25h"
 """Shows the cursor again after a live display."""

@@ -21,7 +21,7 @@ from scalerl.training.rewards import tasksets
 from scalerl.training.rewards.calls import calls
 from scalerl.training.rewards.turns import Reply
 
-REWARD = "scalerl.training.rewards.environments:rewards"
+REWARD = "scalerl.training.rewards.verifiers_environments:rewards"
 """Import path of the reward function, in the form of `data.reward`."""
 
 
