@@ -156,12 +156,12 @@ def evaluation(rollouts: int, meter: Meter, place: Path) -> None:
     from scalerl.core.types import Prompt, Visit
     from scalerl.training.config.recipe import PipelineRL
     from scalerl.training.engines.pipeline import Pipeline
-    from scalerl.training.loop.evaluation import Points
+    from scalerl.training.loop.evaluation import PointTally
     from scalerl.training.loop.evaluator import HeldOut, Snapshot
 
     visits = [Visit(Prompt(f"{i:016x}", "", (1, 2, 3), "", "test"), 0, i) for i in range(rollouts // 8)]
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2)), NumberChannel(), Scored)
-    tally = Points(HeldOut(tuple(visits), (8,) * len(visits), (), frozenset(), 0), None)
+    tally = PointTally(HeldOut(tuple(visits), (8,) * len(visits), (), frozenset(), 0), None)
     with meter.measured():
         pipeline.start(weights, 0, visits[:9])
         pipeline.evaluate(0, weights, visits, 8, tally.add)

@@ -22,7 +22,7 @@ from typing import Any
 from work import QUIET, machine, train
 
 from scalerl.training.config.base import replace
-from scalerl.training.machines.measured import Measured, generator_seconds, measure, read_run
+from scalerl.training.machines.measured import Measured, generator_seconds, measure, read_speeds
 from scalerl.training.machines.plan import SpeedInputs, lengths_of, simulate
 from scalerl.training.machines.speed import GPUS, Assumptions
 from scalerl.training.placement.sizes import RunSizes
@@ -74,7 +74,7 @@ def compare(paths: dict[str, Path]) -> list[dict[str, Any]]:
 
 def seen(path: Path) -> dict[str, float]:
     """Return the figures of a run, over the wall-clock time of its later steps."""
-    run = read_run(path)
+    run = read_speeds(path)
     busy, idle = generator_seconds(run)
     wall = math.fsum(row["step_s"] for row in run.rows)
     tokens = sum(row["sampled"] for row in run.rows)
@@ -90,7 +90,7 @@ def seen(path: Path) -> dict[str, float]:
 
 def planned(path: Path, sources: list[Path]) -> dict[str, float]:
     """Return the planned figures of a run, with speeds and lengths from `sources`."""
-    config = read_run(path).config
+    config = read_speeds(path).config
     measured: Measured = measure(sources)
     run = RunSizes.of(config)
     inputs = SpeedInputs(Assumptions(GPUS["H100"]), measured, updates=120)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalerl.core.calls import checked, missing
 from scalerl.core.errors import ConfigError
-from scalerl.core.packages import TRAINING, check_installed, prepare_environment
+from scalerl.core.packages import TRAINING_MODULES, check_installed, prepare_environment
 from scalerl.core.printable import escape_unknown
 from scalerl.core.rows import RowFile, read_rows
 from scalerl.core.run_files import METRICS, POINTS, RECORDS, SAMPLES, RunInfo, read_run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scalerl.reading.curves.notebook import Scale
     from scalerl.training.config import RunConfig
 
-Axis = Literal["device_hours", "flops", "tokens", "step"]
+AxisName = Literal["device_hours", "flops", "tokens", "step"]
 """Compute axes of a run."""
 
 
@@ -50,7 +50,7 @@ def train(
         >>> run = scalerl.train("config.toml", seed=1, steps=100)        # doctest: +SKIP
         >>> print(run.forecast(at=["2x", "4x"]))                         # doctest: +SKIP
     """
-    check_installed(TRAINING)
+    check_installed(TRAINING_MODULES)
     from scalerl.core.files import output_directory
     from scalerl.training.config import RunConfig
     from scalerl.training.config.trust import check_trust
@@ -89,7 +89,7 @@ def resume(
     Raises:
         ConfigError, RunFailed: As for `train`.
     """
-    check_installed(TRAINING)
+    check_installed(TRAINING_MODULES)
     from scalerl.training.config.base import replace
     from scalerl.training.config.trust import check_trust
     from scalerl.training.loop.run_dir import saved_config
@@ -234,7 +234,7 @@ class Run:
         return rows
 
     @checked()
-    def curve(self, task: str | None = None, compute: Axis | None = None) -> Curve:
+    def curve(self, task: str | None = None, compute: AxisName | None = None) -> Curve:
         """Return the compute-performance curve.
 
         Args:
@@ -252,7 +252,7 @@ class Run:
     def fit(
         self,
         task: str | None = None,
-        compute: Axis | None = None,
+        compute: AxisName | None = None,
         *,
         r0: float | None = None,
         exclude_below: float = 0.0,
@@ -268,7 +268,7 @@ class Run:
         return fit(self.path, task=task, compute=compute, r0=r0, exclude_below=exclude_below, prior=prior)
 
     @checked(habits={"steps": "at='+100' for 100 more", "horizon": "at='4x'", "to": "at='4x'"})
-    def forecast(self, at: Any = ("2x", "4x"), task: str | None = None, compute: Axis | None = None) -> Forecast:
+    def forecast(self, at: Any = ("2x", "4x"), task: str | None = None, compute: AxisName | None = None) -> Forecast:
         """Return the forecast for more compute, as `scalerl.forecast(run)`.
 
         Args:
@@ -291,7 +291,7 @@ class Run:
         *,
         price: float | None = None,
         task: str | None = None,
-        compute: Axis | None = None,
+        compute: AxisName | None = None,
     ) -> Advice:
         """Return what to do with the run, its gain, its price, and how often such advice was right.
 
@@ -315,7 +315,7 @@ class Run:
         ax: Any = None,
         *,
         task: str | None = None,
-        compute: Axis | None = None,
+        compute: AxisName | None = None,
         scale: Scale = "log",
         dark: bool = False,
     ) -> Any:
@@ -367,7 +367,7 @@ def _complete(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]], 
     """Complete a run that functions of `training.launch` start; the module is imported after the environment is set."""
     from io import StringIO
 
-    prepare_environment(TRAINING)
+    prepare_environment(TRAINING_MODULES)
     escape_unknown(sys.stdout)
     import torch
     from rich.console import Console

@@ -15,7 +15,7 @@ from scalerl.training.engines.local.torch_engine import check_cached_logps
 from scalerl.training.learner import checks
 from scalerl.training.learner.checks import layout_in_use, sampled_tokens
 from scalerl.training.learner.single import SingleLearner
-from scalerl.training.models.packing import Segments, can_pack, install, neighbors
+from scalerl.training.models.packing import Segments, can_pack, install, length_buckets
 from scalerl.training.models.policy import Policy
 from scalerl.training.models.rows import PolicyRows
 
@@ -55,7 +55,7 @@ def test_each_token_attends_only_to_its_sequence_and_window(window):
 def test_buckets_are_chosen_in_one_pass_over_the_sequences(lengths):
     """A pass over the whole bucket for each sequence would take minutes."""
     began = time.process_time()
-    buckets = list(neighbors(lengths))
+    buckets = list(length_buckets(lengths))
     assert time.process_time() - began < 2.0
     assert buckets == [lengths]
 

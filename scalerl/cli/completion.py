@@ -11,7 +11,7 @@ from scalerl.core.errors import UserError
 
 SHELLS = ("bash", "zsh", "fish")
 
-ABOUT = """\
+HELP_TEXT = """\
 Print the script with which a shell completes commands, options and fields.
 
   bash   scalerl completion bash > ~/.local/share/bash-completion/completions/scalerl
@@ -23,7 +23,9 @@ def run_completion(words: list[str]) -> int:
     """Print the script of a shell; return the exit code."""
     import shtab
 
-    parser = Parser(prog="scalerl completion", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="scalerl completion", description=HELP_TEXT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(words).shell
     print(shtab.complete(full_parser(), shell))

@@ -39,7 +39,7 @@ from scalerl.reading.pages.outlook import (
 )
 
 
-class Answer(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command for one curve, or for a comparison."""
 
     source: str
@@ -179,7 +179,7 @@ def run_compare(words: list[str]) -> int:
     price = price_of(sources, options.price)
     comparison = compare(first, second, options.level, names=names, price=price, at=options.at)
     text = "\n".join([str(comparison), *log_lines(sources)])
-    return print_answers([Answer("", comparison.to_dict(), text)], as_json=options.json)
+    return print_answers([CommandResult("", comparison.to_dict(), text)], as_json=options.json)
 
 
 def run_backtest(words: list[str]) -> int:
@@ -204,13 +204,13 @@ def price_of(sources: Sequence[Source], price: float | None) -> float | None:
     return shared_price(price, [source.terms({}).get("price") for source in sources])
 
 
-def answer_of(source: Source, values: dict[str, Any], text: str) -> Answer:
+def answer_of(source: Source, values: dict[str, Any], text: str) -> CommandResult:
     """Return the answer for one curve; if it is that of a log, with what was read first."""
     log = {} if source.log is None else {"log": source.log.to_dict()}
-    return Answer(str(source.path), {**values, **log}, "\n".join([*source.log_lines(), text]))
+    return CommandResult(str(source.path), {**values, **log}, "\n".join([*source.log_lines(), text]))
 
 
-def outlook_answer(source: Source, outlook: Outlook, options: argparse.Namespace) -> Answer:
+def outlook_answer(source: Source, outlook: Outlook, options: argparse.Namespace) -> CommandResult:
     """Return the answer of a fit, with what stands behind its advice if that is asked for."""
     why = outlook.explanation() if options.explain else []
     values = {**outlook.to_dict(), **({"explanation": why} if why else {})}
@@ -253,7 +253,7 @@ def fit_source(source: Source, options: argparse.Namespace) -> Fit:
         return fit(source.curve, exclude_below=options.exclude_below)
 
 
-def print_answers(answers: Sequence[Answer], *, as_json: bool) -> int:
+def print_answers(answers: Sequence[CommandResult], *, as_json: bool) -> int:
     """Print one answer, or several with their paths; in JSON one object, or an array of objects. Return 0."""
     if as_json:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]

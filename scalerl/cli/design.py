@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.cli.curves import fit_source, log_lines, price_of, sources_of
-from scalerl.cli.options import Parser, add_json, add_price, add_reading_options, count, input_path, number
+from scalerl.cli.options import (
+    Parser,
+    add_json,
+    add_price,
+    add_reading_options,
+    count,
+    input_path,
+    number,
+)
 from scalerl.cli.terminal import print_lines
 from scalerl.core.rows import read_points
 from scalerl.reading.curves import design, expected_curve, expected_of_runs

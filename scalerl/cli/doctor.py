@@ -10,7 +10,7 @@ from dataclasses import asdict
 from scalerl.cli.exits import FAILED
 from scalerl.cli.options import Parser, add_json, add_trust, parse_with_config
 from scalerl.cli.terminal import print_lines
-from scalerl.core.packages import TRAINING, prepare_environment
+from scalerl.core.packages import TRAINING_MODULES, prepare_environment
 from scalerl.core.working import Working
 from scalerl.training.config import HuggingFaceModel, read_config
 from scalerl.training.config.trust import check_trust
@@ -33,7 +33,7 @@ def run_doctor(words: list[str]) -> int:
     add_json(parser, "print JSON (docs/json.md), for a bug report")
     add_trust(parser, "the code that CONFIG.toml names")
     file, options, fields = parse_with_config(parser, words)
-    prepare_environment(TRAINING)
+    prepare_environment(TRAINING_MODULES)
     from scalerl.training.machines.doctor import FAILS, examine
 
     config = read_config(file, fields) if file or fields else None

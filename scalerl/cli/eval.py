@@ -14,7 +14,7 @@ from scalerl.cli.train import check_inputs
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.files import output_directory, safe_name, write_whole
 from scalerl.core.outputs import check_new_directory
-from scalerl.core.packages import TRAINING, prepare_environment
+from scalerl.core.packages import TRAINING_MODULES, prepare_environment
 from scalerl.core.stop_signals import set_saved_note
 from scalerl.core.working import Working
 from scalerl.training.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
@@ -91,7 +91,7 @@ def run_eval(words: list[str]) -> int:
         ConfigError: The model or a suite does not exist, or an option is not allowed.
     """
     arguments = eval_parser().parse_args(words)
-    prepare_environment(TRAINING)
+    prepare_environment(TRAINING_MODULES)
     if arguments.output is not None:
         check_new_directory(arguments.output, "-o")
     config, tasks = eval_config(arguments)

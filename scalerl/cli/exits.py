@@ -22,7 +22,7 @@ from scalerl.core.stop_signals import StopFlag, stop_message
 
 FAILED = 1
 """Exit code of a command that could not do a part of its work."""
-MESSAGE_CHARACTERS = 1000
+PRINTED_CHARACTERS = 1000
 """Length in characters above which the middle of a message is left out."""
 
 
@@ -107,7 +107,7 @@ def _drop_output() -> None:
 
 def complain(text: str) -> None:
     """Print a message on standard error, wrapped on a terminal; the middle of a very long one is left out."""
-    if (over := len(text) - MESSAGE_CHARACTERS) > 0:
-        text = f"{text[: MESSAGE_CHARACTERS - 300]} ... ({over + 50} characters left out) ... {text[-250:]}"
+    if (over := len(text) - PRINTED_CHARACTERS) > 0:
+        text = f"{text[: PRINTED_CHARACTERS - 300]} ... ({over + 50} characters left out) ... {text[-250:]}"
     text = f"scalerl: {indented(text)}"
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, file=sys.stderr)

@@ -13,7 +13,7 @@ from scalerl.training.config import RunConfig, plain_values
 from scalerl.training.config.base import Part, records
 from scalerl.training.config.overrides import groups
 
-WIDTH = 80
+HELP_COLUMNS = 80
 """Columns of a help text, also in a pipe."""
 TYPES = {int: "N", float: "X", str: "TEXT", bool: "true|false", NoneType: "none", dict: "TABLE", Any: "VALUE"}
 """Placeholder of a value, by its type."""
@@ -35,7 +35,10 @@ def field_help(group: str, config: RunConfig) -> str:
         line for name, record in all_groups if group in (name, "all") for line in _group_lines(name, record, shown)
     ]
     if not group:
-        lines += ["", *wrapped(f"groups (--help GROUP lists one, --help all lists all fields): {', '.join(names)}", 2)]
+        lines += [
+            "",
+            *folded(f"groups (--help GROUP lists one, --help all lists all fields): {', '.join(names)}", 2),
+        ]
     return "\n".join(lines)
 
 
@@ -47,19 +50,19 @@ def _group_lines(name: str, record: type[Part], values: Any) -> Iterator[str]:
     values = values if isinstance(values, dict) and values.get("kind") == tag else {}
     yield ""
     if name:
-        yield from wrapped(f"{name}{f'.kind = {tag}' if tag else ''}: {(record.__doc__ or '').splitlines()[0]}", 2)
+        yield from folded(f"{name}{f'.kind = {tag}' if tag else ''}: {(record.__doc__ or '').splitlines()[0]}", 2)
     for key, field in record.model_fields.items():
         path, words = f"{name}.{key}".lstrip("."), allowed(field.annotation)
         if key not in values and not field.is_required():
             values = {**values, key: field.get_default(call_default_factory=True)}
-        words = words.replace("|", "| ") if len(words) > WIDTH // 2 else words  # so that the line can be wrapped
+        words = words.replace("|", "| ") if len(words) > HELP_COLUMNS // 2 else words  # so that the line can be wrapped
         if words == "TABLE" and records(field.annotation):
             words += f"  (--help {path})"
         elif key in values:
             words += f"  [{_shown(values[key])}]"
         if key != "kind":
-            yield from wrapped(f"  --{path} {words}", 6)
-            yield from wrapped(f"      {' '.join((field.description or '').split())}", 6)
+            yield from folded(f"  --{path} {words}", 6)
+            yield from folded(f"      {' '.join((field.description or '').split())}", 6)
 
 
 def allowed(annotation: Any) -> str:
@@ -86,6 +89,6 @@ def _shown(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) and value else json.dumps(value)
 
 
-def wrapped(line: str, indent: int) -> list[str]:
+def folded(line: str, indent: int) -> list[str]:
     """Return a line in WIDTH columns; the rest is indented, and words longer than a line are broken."""
-    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return textwrap.wrap(line, HELP_COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False)

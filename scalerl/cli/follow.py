@@ -20,7 +20,7 @@ from scalerl.cli.watch import add_address, check_page, listen, serving
 from scalerl.core.errors import UserError
 from scalerl.core.limits import PAGE_CLOSE_S
 from scalerl.core.stop_signals import set_saved_note
-from scalerl.reading.curves.stop import FORMS, stop_rule
+from scalerl.reading.curves.stop import CONDITION_FORMS, stop_rule
 from scalerl.reading.pages.following import AWAY, ENDED, EVERY_S, WAITING, Change, FollowedLog
 from scalerl.reading.pages.outlook import forecast_dict
 
@@ -52,7 +52,7 @@ def follow_parser() -> Parser:
         "TensorBoard or MLflow, a database of MLflow or Trackio, wandb:entity/project/run"
     )
     parser.add_argument("path", type=Path, metavar="SOURCE", help=about)
-    about = f"end with exit code 0 when one of these holds: {FORMS}"
+    about = f"end with exit code 0 when one of these holds: {CONDITION_FORMS}"
     parser.add_argument("--until", nargs="+", action="extend", default=[], metavar="CONDITION", help=about)
     parser.add_argument(
         "--every", type=number, default=EVERY_S, metavar="SECONDS", help="time between two looks; default 15"

@@ -60,7 +60,7 @@ def run_frontier(words: list[str]) -> int:
     names = [name.strip() for name in arguments.vary.split(",") if name.strip()]
     check_number(len(arguments.paths))  # before they are read
     sources = sources_of(arguments.paths, arguments)
-    table = read_settings(arguments.settings) if arguments.settings else {}
+    table = settings_of_runs(arguments.settings) if arguments.settings else {}
     settings = [source_setting(source, names, table) for source in sources]
     fits = [fit_source(source, arguments) for source in sources]
     also = [added_setting(text, names) for text in arguments.also]
@@ -94,7 +94,7 @@ def added_setting(text: str, names: Sequence[str]) -> dict[str, float | str]:
     return dict(zip(names, values, strict=True))
 
 
-def read_settings(path: Path) -> dict[str, dict[str, Any]]:
+def settings_of_runs(path: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of each run by its path or name.
 
     Raises:

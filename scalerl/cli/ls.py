@@ -14,7 +14,7 @@ from scalerl.core.run_files import is_study
 from scalerl.reading.pages.run import FollowedRun, list_fit
 from scalerl.reading.pages.state import find
 
-WIDTH = 80
+LIST_COLUMNS = 80
 LAST_BYTES = 16_384
 """Bytes at the end of metrics.jsonl that are read: about ten rows, for the step and the pace."""
 NAME_WIDTH = 24
@@ -54,13 +54,13 @@ def line_of(columns: Sequence[str]) -> str:
     """Return a line of at most 80 characters: name, state, step, pass rate, forecast and advice."""
     name, state, step, rate, forecast, advice = columns
     line = f"{shortened(name):<{NAME_WIDTH}} {state:<10} {step:>11} {rate:>9} {forecast:<13} {advice}"
-    return printable(line).rstrip()[:WIDTH]
+    return printable(line).rstrip()[:LIST_COLUMNS]
 
 
 def unreadable(name: str, run: FollowedRun) -> str:
     """Return the line of a run that cannot be read, with the reason."""
     reason = run.detail.removeprefix(f"{run.path}/").removeprefix(f"{run.path}: ")
-    return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:WIDTH]
+    return printable(f"{shortened(name):<{NAME_WIDTH}} {run.state} {reason}")[:LIST_COLUMNS]
 
 
 def entry(run: FollowedRun) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from scalerl.training.machines.plan import (
 )
 from scalerl.training.machines.speed import GPUS, Assumptions
 from scalerl.training.models.sizes import sizes_of
-from scalerl.training.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
+from scalerl.training.placement.sizes import UNREAD, PromptCounts, RunSizes, derived_sizes
 
 DESCRIPTION = """print a configuration for your model and prompts, with the split of GPUs, the slots and the micro-batch
 that `scalerl plan` finds: scalerl new --model PATH --data FILE --gpus 8 > run.toml. From 8 GPUs on, the sizes are
@@ -95,7 +95,9 @@ def checkpoint_interval(updates_per_h: float, evaluated: int) -> tuple[int, floa
     return max(1, most // evaluated) * evaluated, None if most >= evaluated else CHECKPOINT_MINUTES
 
 
-def _on_gpus(config: RunConfig, gpus: int, pool: Pool, fixed_interval: bool = False) -> tuple[RunSizes, list[str]]:
+def _on_gpus(
+    config: RunConfig, gpus: int, pool: PromptCounts, fixed_interval: bool = False
+) -> tuple[RunSizes, list[str]]:
     """Return the run with vLLM on these GPUs, and lines on memory and speed.
 
     Args:

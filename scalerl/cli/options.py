@@ -148,7 +148,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add_curve(parser)
     add_log_options(parser)
     parser.add_argument(
-        "--exclude-below", type=number, default=0.0, metavar="C", help="leave out points below this compute, except 0"
+        "--exclude-below",
+        type=number,
+        default=0.0,
+        metavar="C",
+        help="leave out points below this compute, except 0",
     )
     about = "answers behind each point of a file without a column stderr or answers, which give its noise"
     parser.add_argument("--answers", type=number, metavar="N", help=about)

@@ -13,7 +13,7 @@ from scalerl.cli.options import Parser, add_json, parse_with_config
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError, nearest
 from scalerl.core.machine import Memory, host_memory
-from scalerl.core.packages import TRAINING, check_installed
+from scalerl.core.packages import TRAINING_MODULES, check_installed
 from scalerl.core.working import Working
 from scalerl.reading.curves import CurveError, fit
 from scalerl.reading.curves.estimate import as_json, percent
@@ -48,10 +48,10 @@ measured are estimated from a roofline; the output lists them. Every field of th
 `scalerl train`."""
 
 
-LARGEST_NUMBER = 1e12
+LARGEST_SPEED = 1e12
 """Largest speed, length or time that is accepted."""
 
-NUMBERS: dict[str, tuple[type, str]] = {
+NUMBER_OPTIONS: dict[str, tuple[type, str]] = {
     "gpus": (int, "find the best split of N GPUs, at most 1,024"),
     "generator_tokens_per_s": (float, "tokens/s of one engine with full slots"),
     "trainer_tokens_per_s": (float, "trained tokens/s of all placement.trainer_ranks together"),
@@ -68,7 +68,7 @@ def plan_parser() -> Parser:
     words = "read speeds and lengths from run directories"
     parser.add_argument("--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[], help=words)
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="GPU of the roofline; default H100")
-    for name, (kind, words) in NUMBERS.items():
+    for name, (kind, words) in NUMBER_OPTIONS.items():
         option, letter = f"--{name.replace('_', '-')}", "N" if kind is int else "X"
         parser.add_argument(option, type=kind, metavar=letter, help=words)
     words = "measure the peak memory of a trainer rank with fake tensors instead, in minutes (docs/cluster.md)"
@@ -151,7 +151,7 @@ def cost_line(outcome: RunEstimate, steps: int) -> str:
 
 def _rehearse(config: RunConfig, as_json: bool) -> int:
     """Print the peak memory of a trainer rank, and the bytes that its collectives move."""
-    check_installed(TRAINING)
+    check_installed(TRAINING_MODULES)
     try:
         from scalerl.training.machines.rehearsal import rehearse
     except ImportError as error:  # private modules of torch
@@ -182,12 +182,12 @@ def _speeds(run: RunSizes, options: argparse.Namespace) -> SpeedInputs:
     """Check the options; return the speeds and times that they set."""
     if options.gpu not in GPUS:
         raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
-    for name in NUMBERS:
+    for name in NUMBER_OPTIONS:
         value = getattr(options, name)
-        if value is not None and not (0 < value <= LARGEST_NUMBER or (value == 0 and name == "transfer_s")):
+        if value is not None and not (0 < value <= LARGEST_SPEED or (value == 0 and name == "transfer_s")):
             least = "of seconds from 0" if name == "transfer_s" else "above 0"
             raise ConfigError(
-                f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {LARGEST_NUMBER:g}"
+                f"--{name.replace('_', '-')}: got {value:g}; allowed: a number {least}, at most {LARGEST_SPEED:g}"
             )
     rate = options.generator_tokens_per_s
     speeds = SpeedInputs(

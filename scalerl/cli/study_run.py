@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from scalerl.cli.options import Parser, add_trust, bare_first, count, number
-from scalerl.cli.study_show import tell
+from scalerl.cli.study_show import write_and_print
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError, nearest, short
 from scalerl.core.files import output_directory
 from scalerl.core.outputs import write_or_explain
-from scalerl.core.packages import TRAINING, check_installed
+from scalerl.core.packages import TRAINING_MODULES, check_installed
 from scalerl.core.run_files import CONFIG, REPORT, RESULTS
 from scalerl.core.stop_signals import StopFlag
 from scalerl.core.working import Working
@@ -32,7 +32,7 @@ from scalerl.training.placement.devices import devices, needs
 from scalerl.training.placement.sizes import UNREAD, RunSizes
 from scalerl.training.prompts.files import check_prompt_files
 from scalerl.training.study.directory import StudyDirectory, equal_runs, take_over
-from scalerl.training.study.display import StudyDisplay, describe
+from scalerl.training.study.display import StudyDisplay, describe_plan
 from scalerl.training.study.execute import ALLOCATIONS, Execution, LocalWorkers, Workers, execute
 from scalerl.training.study.plan import MOST_SEEDS, Plan, checked_plan, read_plan, select, with_rates
 from scalerl.training.study.plans import PLANS
@@ -93,7 +93,7 @@ def _check_saved(study: StudyDirectory, trusted: bool) -> None:
 def _describe(plan: Plan, others: Sequence[StudyDirectory], jobs: int) -> None:
     """Print the arms, sizes, hours and reused runs of a plan."""
     pool = pool_of(plan.config(plan.arm(plan.reference), plan.seeds[0]))
-    print_lines(*describe(plan, pool), f"  {_hours_line(plan, jobs)}")
+    print_lines(*describe_plan(plan, pool), f"  {_hours_line(plan, jobs)}")
     for key, run in equal_runs(plan, others).items():
         part = "" if run.steps == plan.run_config(key).steps else f"its first {run.steps} steps are "
         print_lines(f"  {key}: {part}reused from {run.path}")
@@ -257,7 +257,7 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
         from scalerl.training.machines.jobs import RayWorkers
 
         return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus, _own_actors(plan))
-    check_installed(TRAINING)
+    check_installed(TRAINING_MODULES)
     return LocalWorkers(options.jobs or room_here())
 
 
@@ -278,6 +278,6 @@ def _report(study: StudyDirectory) -> None:
     results = study_results(study)
     values = json.dumps(results.to_dict(), indent=1, allow_nan=False) + "\n"
     problem = write_or_explain(study.path / RESULTS, values)
-    tell(results, study.path / REPORT)
+    write_and_print(results, study.path / REPORT)
     if problem:
         print_lines(f"results   none: {problem}")

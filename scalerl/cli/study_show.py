@@ -37,7 +37,7 @@ def show(words: Sequence[str]) -> int:
         print(json.dumps(results.to_dict(), indent=1, allow_nan=False))
     elif place is None:
         print_results(results)
-    elif not tell(results, place):
+    elif not write_and_print(results, place):
         complain(f"{place} was not written; the results above are complete")
         return FAILED
     if not options.json:
@@ -45,7 +45,7 @@ def show(words: Sequence[str]) -> int:
     return 0
 
 
-def tell(results: StudyResult, page: Path) -> bool:
+def write_and_print(results: StudyResult, page: Path) -> bool:
     """Write the page and print the results; return whether the page was written."""
     page_line, written = f"page      {page}", False
     try:  # before printing, because with `| head` the process may end while it prints

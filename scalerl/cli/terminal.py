@@ -9,7 +9,7 @@ import textwrap
 
 from scalerl.core.printable import printable
 
-LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
+LABEL_PREFIX = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
 """Prefix that gives the indentation of continuation lines: words followed by two spaces, or leading spaces."""
 
 
@@ -30,7 +30,7 @@ def wrapped(text: str, width: int) -> str:
 def _wrapped_line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
-    label = LABEL.match(line)
+    label = LABEL_PREFIX.match(line)
     indent = label.end() if label and label.end() <= 2 * width // 5 else 2
     head, body = line[:indent], line[indent:]
     lines = textwrap.wrap(body, max(20, width - indent), break_long_words=False, break_on_hyphens=False)

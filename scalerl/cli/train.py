@@ -14,7 +14,7 @@ from scalerl.cli.options import Parser, add_trust, bare_first, parse_with_config
 from scalerl.cli.terminal import print_lines
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import output_directory
-from scalerl.core.packages import TRAINING, prepare_environment
+from scalerl.core.packages import TRAINING_MODULES, prepare_environment
 from scalerl.core.stop_signals import StopFlag
 from scalerl.core.working import Working
 from scalerl.training.config import PRESETS, HuggingFaceModel, RunConfig, read_config, to_toml
@@ -53,7 +53,7 @@ options:
 fields, as tables of CONFIG.toml or options, with [the value of this command]:"""
 
 
-RESUME = """Resume a run from its last checkpoint, or from an earlier one.
+RESUME_HELP = """Resume a run from its last checkpoint, or from an earlier one.
 
 A few fields may change, as --dotted.name VALUE; config.toml then has the new value:
   --recipe.optimizer.learning_rate X   from this step on, for example after a gradient that was not finite;
@@ -138,7 +138,7 @@ def _dry_run(config: RunConfig, trusted: bool) -> tuple[RunConfig, list[str]]:
 def run_resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     parser = Parser(
-        prog="scalerl resume", description=RESUME, allow_abbrev=False,
+        prog="scalerl resume", description=RESUME_HELP, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("directory", type=Path, help="run directory")
@@ -161,7 +161,7 @@ def run_resume(words: list[str]) -> int:
 
 def _run(config: RunConfig, make_run: Callable[[Any], Callable[..., Any]]) -> int:
     """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
-    prepare_environment(TRAINING)
+    prepare_environment(TRAINING_MODULES)
 
     with Working("loading torch"):
         from scalerl.training.loop import launch

@@ -105,7 +105,7 @@ def _left_by_a_start(entry: Path) -> bool:
     return entry.name == ".lock" or (entry.name == "rollouts" and not any(entry.iterdir()))
 
 
-OTHERS = ("wandb", ".wandb")
+TRACKER_DIRECTORIES = ("wandb", ".wandb")
 """Directories of wandb in a run. They have links to its logs elsewhere, and scalerl never writes there."""
 
 
@@ -135,7 +135,7 @@ def check_stays_inside(directory: Path) -> None:
                             "another disk, move the whole directory there and link it. Nothing was changed"
                         )
                 elif entry.is_dir():
-                    waiting += [entry.path] if entry.name not in OTHERS else []
+                    waiting += [entry.path] if entry.name not in TRACKER_DIRECTORIES else []
                 elif not entry.is_file() and not stat.S_ISSOCK(entry.stat().st_mode):
                     raise ConfigError(f"{directory}: {name} is a pipe or a device; remove it. Nothing was changed")
 

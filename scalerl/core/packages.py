@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import check_address_space
 
-TRAINING = ("torch", "transformers", "safetensors", "xxhash", "pydantic", "tomli_w")
+TRAINING_MODULES = ("torch", "transformers", "safetensors", "xxhash", "pydantic", "tomli_w")
 """Modules without which nothing can be trained or sampled."""
 
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "train": (*TRAINING, "tokenizers", "huggingface_hub", "math_verify", "pint", "pyseccomp"),
+    "train": (*TRAINING_MODULES, "tokenizers", "huggingface_hub", "math_verify", "pint", "pyseccomp"),
     "data": ("pyarrow", "datasets"),
     "lora": ("peft",),
     "vllm": ("httpx",),
@@ -52,7 +52,7 @@ def prepare_environment(modules: Sequence[str] = ()) -> None:
             removed, in which no process can start.
     """
     check_installed(modules)
-    if set(TRAINING) <= set(modules):
+    if set(TRAINING_MODULES) <= set(modules):
         check_address_space()
     try:
         os.getcwd()

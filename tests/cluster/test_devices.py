@@ -31,9 +31,9 @@ from scalerl.training.models.weights import WeightLayout
 from scalerl.training.placement.devices import (
     Devices,
     Host,
-    counted,
-    described,
+    device_lines,
     devices,
+    devices_held,
     needs,
     shares_gpus,
     this_machine,
@@ -102,7 +102,7 @@ def test_an_evaluation_process_is_placed_like_one_more_engine_and_counted_apart(
     config = replace(BASE, placement=Placement(**placement), evaluation=Evaluation(overlap=True))
     table = devices(RunSizes.of(config, UNREAD), [HERE])
     assert sorted(f"{kind}: {at[1]}" for kind, at in gpus(table).items()) == sorted(expected.split(", "))
-    assert counted(table) == Devices(*counts)
+    assert devices_held(table) == Devices(*counts)
 
 
 def test_too_few_gpus_for_an_evaluation_process_are_an_error_that_names_it():
@@ -195,7 +195,7 @@ def test_the_dry_run_prints_the_table(capsys):
 
 
 def test_the_printed_table_of_a_large_cluster_is_short():
-    lines = described(table_of(backend="ray", trainer_ranks=200))
+    lines = device_lines(table_of(backend="ray", trainer_ranks=200))
     assert len(lines) == 17 and lines[-1].startswith("and 10 more")  # 201 processes on 26 nodes of 8
 
 

@@ -25,7 +25,7 @@ from scalerl.training.engines.vllm.checks import installed_cuda, server_problems
 from scalerl.training.loop import resolve as resolve_module
 from scalerl.training.loop.resolve import place_processes, resolve_hardware
 from scalerl.training.machines import doctor, probe
-from scalerl.training.machines.doctor import CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
+from scalerl.training.machines.doctor import DOCTOR_CHECKS, FAILS, SLOW, WORKS, Finding, Site, examine, meeting
 from scalerl.training.machines.memory import disk_bytes
 from scalerl.training.machines.probe import HostReport, Probe, unsupported
 from scalerl.training.models.miniature import VOCABULARY, miniature
@@ -53,7 +53,7 @@ def site_of(*words, gpus=(), seen=()):
 def test_everything_works_on_this_machine(words):
     """In 15 s on a quiet machine."""
     findings = list(examine(read_config(None, words) if words else None, limit_s=150.0))
-    assert [one.check for one in findings] == [name for name in CHECKS if name != "vLLM"]
+    assert [one.check for one in findings] == [name for name in DOCTOR_CHECKS if name != "vLLM"]
     assert {one.verdict for one in findings} <= {WORKS, SLOW}, findings
     (network,) = [one.text for one in findings if one.check == "network"]
     assert "gloo between 2 processes" in network and "slowest pair" in network

@@ -9,7 +9,7 @@ from commands import call
 from scalerl.core.errors import ConfigError
 from scalerl.training.config import LAB, to_toml
 from scalerl.training.config.base import replace
-from scalerl.training.machines.measured import generator_steps, lengths_like, line_through, measure, read_run
+from scalerl.training.machines.measured import generator_steps, lengths_like, line_through, measure, read_speeds
 
 
 def write_run(path, rows):
@@ -65,7 +65,7 @@ def test_the_drift_follows_the_steps_in_order_on_both_sides(tmp_path):
 
 
 def test_other_work_of_the_generator_is_distributed_over_its_steps(tmp_path):
-    run = read_run(write_run(tmp_path / "run", rows_of([(100, 0.02)] * 10, handling_s=0.25)))
+    run = read_speeds(write_run(tmp_path / "run", rows_of([(100, 0.02)] * 10, handling_s=0.25)))
     # one second of steps, a quarter of messages, one of waiting
     assert {round(seconds, 9) for _, seconds, _ in generator_steps(run)} == {0.025}
 
@@ -81,7 +81,7 @@ def test_nearly_constant_numbers_of_sequences_give_no_slope():
 def test_rows_without_an_occupancy_are_skipped_and_a_run_without_any_is_an_error(tmp_path):
     rows = rows_of([(100, 0.02)] * 10)
     rows[7]["occupancy"] = None
-    found = generator_steps(read_run(write_run(tmp_path / "one", rows)))
+    found = generator_steps(read_speeds(write_run(tmp_path / "one", rows)))
     assert len(found) == 8 and found.count(None) == 1  # the eight after the warm-up
     none = [{**one, "occupancy": None} for one in rows]
     with pytest.raises(ConfigError, match="no step has an occupancy"):

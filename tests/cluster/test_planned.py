@@ -10,7 +10,7 @@ from scalerl.training.config import PRESETS, read_config
 from scalerl.training.loop.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
 from scalerl.training.loop.warm_start import warm_start_directory
 from scalerl.training.models.sizes import sizes_of
-from scalerl.training.placement.sizes import UNREAD, Pool, RunSizes, derived_sizes
+from scalerl.training.placement.sizes import UNREAD, PromptCounts, RunSizes, derived_sizes
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
@@ -83,7 +83,7 @@ def test_the_prompts_of_a_file_are_counted_without_a_tokenizer():
 def test_draws_of_each_prompt_are_said_with_a_caution_above_twenty():
     lines = [
         line for steps in ("120", "121") for line in derived_sizes(
-            read_config(None, words("small-model", "--steps", steps)), Pool({"math": 48}, {"math": 12})
+            read_config(None, words("small-model", "--steps", steps)), PromptCounts({"math": 48}, {"math": 12})
         )
     ]  # fmt: skip
     few, many = [line for line in lines if line.startswith("prompts: ")]

@@ -8,7 +8,7 @@ from doc_pages import ROOT, blocks
 from scalerl.training.config import read_config, to_toml
 from scalerl.training.config.data import PromptFile
 from scalerl.training.config.named import NAMED_SETS
-from scalerl.training.prompts.layouts import read_rows
+from scalerl.training.prompts.layouts import prompt_rows
 
 PAGE = "docs/data.md"
 
@@ -32,7 +32,7 @@ ROWS = list(zip(blocks(PAGE, "json"), ("plain", "verl", "open-instruct", "trl"),
 def test_a_row_of_the_page_is_read_by_its_layout(tmp_path, text, layout):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps(json.loads(text)) + "\n")
-    (named,), (told,) = (list(read_rows(PromptFile(path=str(path), layout=name))) for name in (layout, "auto"))
+    (named,), (told,) = (list(prompt_rows(PromptFile(path=str(path), layout=name))) for name in (layout, "auto"))
     assert named == told and named.answer in ("156", "3", "$3$")
 
 

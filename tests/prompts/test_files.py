@@ -10,14 +10,14 @@ from json_rows import lines
 from scalerl.core.errors import ConfigError
 from scalerl.training.config.data import PromptFile
 from scalerl.training.prompts import files
-from scalerl.training.prompts.layouts import read_rows
+from scalerl.training.prompts.layouts import prompt_rows
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1), "level": i} for i in range(3)]
 LINES = lines(ROWS)
 
 
 def read(path, **fields):
-    return list(read_rows(PromptFile(path=str(path), **fields)))
+    return list(prompt_rows(PromptFile(path=str(path), **fields)))
 
 
 def parquet(path, rows):
@@ -61,7 +61,7 @@ def test_a_long_stretch_of_empty_lines_is_refused_at_once(tmp_path, empty):
 def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path, monkeypatch):
     (tmp_path / "p.jsonl").write_text(LINES + json.dumps({"prompt": "x" * (3 << 20), "answer": "1"}) + "\n")
     assert len(read(tmp_path / "p.jsonl")) == 4
-    monkeypatch.setattr(files, "LONGEST_LINE", 2 << 20)
+    monkeypatch.setattr(files, "MOST_LINE_BYTES", 2 << 20)
     with pytest.raises(ConfigError, match="line 4: the line is longer than 2 MiB") as error:
         read(tmp_path / "p.jsonl")
     assert len(str(error.value)) < 400
@@ -85,10 +85,10 @@ def test_a_hub_set_is_requested_by_name_subset_split_and_revision(monkeypatch):
         return [{"question": "What is 1+1?", "answer": "1 + 1 = 2\n#### 2"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    (row,) = read_rows(PromptFile(path="gsm8k", revision="v1.0"))
+    (row,) = prompt_rows(PromptFile(path="gsm8k", revision="v1.0"))
     assert asked["words"] == ("openai/gsm8k", "main") and (asked["split"], asked["revision"]) == ("train", "v1.0")
     assert (row.prompt, row.answer, row.source) == ("What is 1+1?", "2", "openai/gsm8k[train] row 1")
-    list(read_rows(PromptFile(path="some/set", split="test", columns={"prompt": "question"}, answers="hashes")))
+    list(prompt_rows(PromptFile(path="some/set", split="test", columns={"prompt": "question"}, answers="hashes")))
     assert asked["words"] == ("some/set",) and asked["split"] == "test"
 
 
@@ -118,7 +118,7 @@ def test_a_hub_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     lcb = PromptFile(set="livecodebench-2025", task="math", reward="a:b")  # reading the set does not need its verifier
-    (only,) = read_rows(lcb)
+    (only,) = prompt_rows(lcb)
     assert only.prompt.startswith("test6.jsonl") and only.columns["tests"] == 2 * json.loads(tests)
 
     def fail(*words, **settings):
@@ -126,7 +126,7 @@ def test_a_hub_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(ConfigError, match=r"test5.jsonl.*no network"):
-        list(read_rows(lcb))
+        list(prompt_rows(lcb))
 
 
 def test_nulls_that_arrow_puts_into_structs_are_no_values(tmp_path):

@@ -17,7 +17,7 @@ from scalerl.training.prompts.layouts import (
     last_boxed,
     livecodebench,
     mbpp,
-    read_rows,
+    prompt_rows,
 )
 from scalerl.training.rewards.code_tests import BadTests, Calls, Checks, InputOutput, read_tests
 
@@ -38,7 +38,7 @@ TRL = {"prompt": USER, "solution": "$3$", "source": "s"}
 
 
 def read(path, **fields):
-    return list(read_rows(PromptFile(path=str(path), **fields)))
+    return list(prompt_rows(PromptFile(path=str(path), **fields)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from robustness.campaign import Case, check_here, write
 from scalerl.cli.exits import guarded
 from scalerl.training.config.base import build
 from scalerl.training.config.data import PromptFile
-from scalerl.training.prompts.layouts import read_rows
+from scalerl.training.prompts.layouts import prompt_rows
 
 ROW = '{"prompt": "What is 1+1?", "answer": "2"}\n'
 
@@ -24,7 +24,7 @@ def read(words):
 
     def count():
         fields = {"path": words[0], "task": words[1] if words[1:] else "math"}
-        print(f"rows: {len(list(read_rows(build(PromptFile, fields, 'data'))))}")
+        print(f"rows: {len(list(prompt_rows(build(PromptFile, fields, 'data'))))}")
         return 0
 
     return guarded(count)

@@ -25,7 +25,7 @@ from scalerl.training.engines.vllm.protocol import (
     SERVER_INFO,
     START_UPDATE,
     UPDATE,
-    VERSION,
+    VERSION_ROUTE,
     WEIGHT_INFO,
     generate_body,
 )
@@ -42,7 +42,7 @@ def main(address: str, weights: str) -> None:
     second = generate_body((5, 9, 2), 7, Sampling(stop=(1,)), "scalerl-train-1", "1.7")
     wanted = {id(first): '"finish_reason":"length"', id(second): '"finish_reason":"stop"'}
     questions = [
-        ("GET", HEALTH, None), ("GET", VERSION, None), ("GET", WEIGHT_INFO, None), ("GET", SERVER_INFO, None),
+        ("GET", HEALTH, None), ("GET", VERSION_ROUTE, None), ("GET", WEIGHT_INFO, None), ("GET", SERVER_INFO, None),
         ("GET", MODELS, None), ("GET", IS_PAUSED, None),
         ("POST", GENERATE, {"token_ids": [0, 1, 0], "sampling_params": {**probe, "top_k": 1}}),
         ("POST", GENERATE, {"token_ids": [0], "sampling_params": {**probe, "allowed_token_ids": [47]}}),

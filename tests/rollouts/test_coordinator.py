@@ -26,7 +26,7 @@ from coordinator_runs import (
 from scalerl.core.types import Rollout
 from scalerl.training.engines.activation import AtTick, OnArrival
 from scalerl.training.engines.coordinator import Coordinator, NewVersion, sample_key
-from scalerl.training.engines.engine import Finished, Occupancy, Request, Stopped, Work, generate
+from scalerl.training.engines.engine import Finished, Occupancy, Request, WaitEnded, Work, generate
 from scalerl.training.engines.schedule import PipelineSchedule
 from scalerl.training.learner.checkpoint import load_state, save_state
 from scalerl.training.machines import simulation
@@ -391,6 +391,6 @@ def test_an_evaluation_holds_only_the_sequences_under_way(engines, samples):
 
 def test_an_evaluation_that_is_stopped_drops_what_it_has_submitted():
     engine, stops = ExactSimulatedEngine(4, lambda request: 5), iter([False, False, True])
-    with pytest.raises(Stopped):
+    with pytest.raises(WaitEnded):
         list(generate([engine], [visit_of(i) for i in range(50)], 2, SEED, "evaluate", stop=lambda: next(stops)))
     assert not engine.occupancy().busy

@@ -13,7 +13,7 @@ from scalerl.training.engines.engine import Request, Sampling, step
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.local import torch_engine as module
 from scalerl.training.engines.local.torch_engine import prompt_batches, torch_engine
-from scalerl.training.models.cpu.pages import Pages
+from scalerl.training.models.cpu.pages import TensorPages
 from scalerl.training.models.policy import Policy
 
 RULE = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)
@@ -90,7 +90,7 @@ def test_an_evaluation_gets_the_rows_that_the_sequences_of_training_leave():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_taken_as_it_is_written_and_given_back(dtype):
     before = resident_bytes()
-    pages = Pages((1000, 100, 1000), dtype)  # 200 or 400 MB
+    pages = TensorPages((1000, 100, 1000), dtype)  # 200 or 400 MB
     assert pages.tensor.shape == (1000, 100, 1000) and pages.tensor.dtype == dtype
     assert resident_bytes() - before < 20e6
     pages.tensor[:, :10] = 1

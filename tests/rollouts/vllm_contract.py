@@ -168,7 +168,7 @@ def used_routes() -> list[Route]:
     from scalerl.training.engines.vllm import protocol as p
 
     return [
-        Route("post", p.GENERATE), Route("get", p.VERSION), Route("get", p.MODELS), Route("get", p.HEALTH),
+        Route("post", p.GENERATE), Route("get", p.VERSION_ROUTE), Route("get", p.MODELS), Route("get", p.HEALTH),
         Route("get", p.SERVER_INFO.partition("?")[0], ("config_format",)),
         Route("post", p.PAUSE.partition("?")[0], ("mode", "clear_cache")), Route("post", p.RESUME),
         Route("post", p.START_UPDATE), Route("post", p.UPDATE, ("update_info",)),

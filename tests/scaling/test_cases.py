@@ -1,6 +1,6 @@
 import pytest
 
-from scalerl.reading.curves.advise import FIFTHS, count, kind_of, public_cases, share_that_gained
+from scalerl.reading.curves.advise import FIFTHS, advice_kind, count, public_cases, share_that_gained
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ from scalerl.reading.curves.advise import FIFTHS, count, kind_of, public_cases, 
     ],
 )
 def test_the_kind_follows_from_gain_limit_and_climb(gain, high, climbs, kind):
-    assert kind_of(gain, high, 0.02, climbs=climbs) == kind
-    assert kind_of(50 * gain, 50 * high, 1.0, climbs=climbs) == kind
+    assert advice_kind(gain, high, 0.02, climbs=climbs) == kind
+    assert advice_kind(50 * gain, 50 * high, 1.0, climbs=climbs) == kind
 
 
 @pytest.mark.parametrize(

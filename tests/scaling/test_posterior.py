@@ -7,7 +7,7 @@ from simulated_runs import TRUTH, run
 from scalerl.reading.curves import Curve, CurveError, Prior, fit, sigmoid
 from scalerl.reading.curves.families import LAW
 from scalerl.reading.curves.posterior import posterior
-from scalerl.reading.curves.sampling import explore, sample, standardized
+from scalerl.reading.curves.sampling import explore, sample_family, standardized
 
 
 def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():
@@ -157,7 +157,7 @@ def test_a_lower_fixed_ceiling_raises_b():
     # the published run, A 0.610 and B 1.92, refitted with A held at 0.605: B 2.01 by least squares, so phi is 0 here
     problem = standardized(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
     held = problem._replace(asymptote=(0.605 - problem.offset) / problem.width)
-    draws, _ = sample(held, LAW, explore(held, LAW), 2000)
+    draws, _ = sample_family(held, LAW, explore(held, LAW), 2000)
     assert np.allclose(draws.asymptote, 0.605)
     assert draws.efficiency.mean() == pytest.approx(2.01, abs=0.03)
 

@@ -19,7 +19,7 @@ from scalerl.reading.pages.study_law import full_compute
 from scalerl.training.config import QUICK
 from scalerl.training.config.base import replace
 from scalerl.training.study.directory import StudyDirectory
-from scalerl.training.study.display import describe
+from scalerl.training.study.display import describe_plan
 from scalerl.training.study.execute import Execution, execute
 from scalerl.training.study.plan import checked_plan, plan_toml, read_plan, select
 from scalerl.training.study.plans import PLANS
@@ -60,7 +60,7 @@ def test_the_grid_has_each_combination_once_and_holds_out_the_largest_width_and_
     # 240 steps of 16 x 16 completions everywhere
     sampled = {c.steps * c.recipe.completions_per_step for c in (GRID.config(arm, 0) for arm in GRID.arms)}
     assert sampled == {61_440}
-    assert sum(line.endswith(", held out") for line in describe(GRID)) == 21
+    assert sum(line.endswith(", held out") for line in describe_plan(GRID)) == 21
 
 
 @pytest.mark.parametrize(

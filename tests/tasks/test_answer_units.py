@@ -3,7 +3,7 @@
 import pytest
 
 from scalerl.training.rewards.equality import judge
-from scalerl.training.rewards.units import Amount, amount, convert, unit
+from scalerl.training.rewards.units import Quantity, convert, split_amount, unit
 from scalerl.training.rewards.values import number
 
 
@@ -42,7 +42,7 @@ def test_a_unit_has_one_name_and_a_thing_has_none(text, name):
     ],
 )
 def test_an_amount_is_a_number_and_its_unit(text, split):
-    assert amount(text) == Amount(*split)
+    assert split_amount(text) == Quantity(*split)
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def test_no_right_program_passes_a_noisy_hidden_point():
     rows = programs.rows(task, 4000)
     wrong = 0
     for row in rows:
-        (_, b), (_, one), *others = programs.read_points(row["prompt"])
-        *shown, (x, y) = programs.read_points(row["answer"])
+        (_, b), (_, one), *others = programs.points_of_text(row["prompt"])
+        *shown, (x, y) = programs.points_of_text(row["answer"])
         a = (one - b) % 10
-        assert shown == programs.read_points(row["prompt"]) and x not in {place for place, _ in shown}
+        assert shown == programs.points_of_text(row["prompt"]) and x not in {place for place, _ in shown}
         assert all((a * place + b) % 10 == value for place, value in others)
         wrong += (a * x + b) % 10 != y
         assert verify(f"</think>x*{a}+{b}\n", row["answer"]) is ((a * x + b) % 10 == y)
@@ -110,7 +110,7 @@ def test_steps_after_a_wrong_step_use_its_result():
     for prompt, completion in itertools.islice(programs.traces(ProgramsTask(), start, 1.0, "seed"), 50):
         thinking, answer = completion.split("</think>")
         intercept, slope, *checks = (step.split("=") for step in thinking.rstrip(";").split(";"))
-        assert slope[0] == f"{programs.read_points(prompt)[1][1]}-{intercept[1]}"
+        assert slope[0] == f"{programs.points_of_text(prompt)[1][1]}-{intercept[1]}"
         assert all(check[0][0] == slope[1] for check in checks) and answer == f"x*{slope[1]}+{intercept[1]}\n"
 
 

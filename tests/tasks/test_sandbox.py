@@ -173,7 +173,7 @@ def tree(tmp_path, delegated):
 def test_groups_are_created_if_memory_and_pids_are_delegated(tmp_path):
     root, own, job = tree(tmp_path, "cpu memory pids\n")
     assert box.group_parent(root, own) == job
-    group = box.Group(job, memory=1 << 30, processes=80)
+    group = box.ControlGroup(job, memory=1 << 30, processes=80)
     assert (group.path / "memory.max").read_text() == "1073741824" and (group.path / "pids.max").read_text() == "80"
     done = subprocess.run([*group.entering(), "echo", "inside"], capture_output=True, text=True)
     assert done.stdout == "inside\n" and (group.path / "cgroup.procs").read_text() == "0\n"

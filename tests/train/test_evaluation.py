@@ -16,7 +16,7 @@ from scalerl.reading.pages.outlook import curve_of
 from scalerl.reading.pages.run import FollowedRun
 from scalerl.training.config import LAB
 from scalerl.training.engines.replay import Difference
-from scalerl.training.loop.evaluation import Points, eval_point, mean_at_k
+from scalerl.training.loop.evaluation import PointTally, eval_point, mean_at_k
 from scalerl.training.loop.evaluator import HeldOut, Snapshot, held_out_visits
 from scalerl.training.loop.run_dir import RunDirectory
 from scalerl.training.loop.warm_start import make_tokenizer
@@ -98,7 +98,9 @@ def test_a_point_of_an_environment_has_turns_calls_and_the_time_of_replies():
 def test_points_are_split_by_task_and_only_saved_and_replayed_rollouts_keep_their_tokens():
     prompts = [Prompt(f"{i:016x}", "q", (1, i), "a", task, {}) for i, task in enumerate(["b", "a", "b"])]
     visits, text = held_out_visits(prompts), TokenText(make_tokenizer())
-    tally = Points(HeldOut(visits, (2, 2, 2), replayed=(0, 2), kept=frozenset({(0, 0), (1, 0), (2, 0)}), saved=1), text)
+    tally = PointTally(
+        HeldOut(visits, (2, 2, 2), replayed=(0, 2), kept=frozenset({(0, 0), (1, 0), (2, 0)}), saved=1), text
+    )
     for index in (2, 0, 1):  # in any order
         scores = (Score(1.0, True), Score(1.0, index == 2))
         tally.add(index, ScoredGroup(Group(visits[index], (rollout([4, index]), rollout([5, 6, 7])), 0), scores))

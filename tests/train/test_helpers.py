@@ -16,7 +16,7 @@ from scalerl.training.config.base import replace as replaced
 from scalerl.training.config.placement import Hardware
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.batch import StepSettings
-from scalerl.training.learner.cpu import AHEAD, Helpers, helpers_of
+from scalerl.training.learner.cpu import RESULTS_AHEAD, Helpers, helpers_of
 from scalerl.training.loop.run import waited
 
 
@@ -66,9 +66,9 @@ def test_a_helper_holds_at_most_a_few_results():
 
     results = helpers.in_order([partial(task, number) for number in range(20)])
     assert next(results) == 0
-    wait_for(lambda: len(started) == 1 + AHEAD)
+    wait_for(lambda: len(started) == 1 + RESULTS_AHEAD)
     time.sleep(0.02)  # in which the helper could do all other tasks
-    assert len(started) == 1 + AHEAD  # the first, and those that wait for their turn
+    assert len(started) == 1 + RESULTS_AHEAD  # the first, and those that wait for their turn
     assert list(results) == list(range(1, 20))
     helpers.close()
 

@@ -74,7 +74,7 @@ class Run:
     def train(self, session):
         if self.errors:
             raise self.errors.pop(0)
-        return complete.Ended(self.path, [], True)
+        return complete.RunEnd(self.path, [], True)
 
     def complete(self):
         display = SimpleNamespace(start=lambda: None, stop=lambda: None, note=self.notes.append)

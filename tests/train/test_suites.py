@@ -14,7 +14,7 @@ from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
 from scalerl.reading.pages.outlook import read_sources
 from scalerl.training.loop import rollout_rows
 from scalerl.training.loop.rollout_rows import (
-    evaluation_rows,
+    evaluated_rows,
     kept_samples,
     marked_text,
     telling_group,
@@ -114,12 +114,12 @@ def test_injected_text_is_marked():
 
 def test_saved_samples_include_replayed_groups_and_further_samples_of_few_prompts():
     groups = [scored(f"{i}", "many" if i < 20 else "few", 2) for i in range(22)]
-    rows = evaluation_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 4)
+    rows = evaluated_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 4)
     many, few = [row for row in rows if row["task"] == "many"], [row for row in rows if row["task"] == "few"]
     assert len(many) == len(few) == 4 and [row["prompt_id"] for row in few] == ["20", "21", "20", "21"]
     with_ratio = [(row["prompt_id"], row["log_ratio_min"]) for row in rows if row["log_ratio_min"] is not None]
     assert with_ratio == [("7", -0.5)] and many[0]["versions"] == [3, 5] and many[0]["staleness"] == 6
-    assert evaluation_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 0) == []
+    assert evaluated_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 0) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 7, 50])
@@ -130,7 +130,7 @@ def test_rows_are_made_of_kept_samples_only_whatever_a_replay_returns(count, rep
     kept = kept_samples(visits, [len(one.scores) for one in groups], replayed, count)
     assert len(kept) <= len(replayed) + 2 * count and {(n, 0) for n in replayed} <= kept
     for with_ratios in ([], list(replayed), list(replayed)[::2], list(replayed)[1::3]):
-        rows = evaluation_rows(
+        rows = evaluated_rows(
             TokenText(Letters()), 9, groups, {n: np.array([-0.5, 0.25, 0.0]) for n in with_ratios}, count
         )
         assert {(int(row["prompt_id"]), row["sample"]) for row in rows} <= kept

@@ -18,11 +18,11 @@ from scalerl.training.loop import launch, run_model
 from scalerl.training.loop import warm_start as module
 from scalerl.training.loop.warm_start import (
     fact_accuracy,
-    fault,
     make_model,
     make_tokenizer,
     warm_start,
     warm_start_directory,
+    warm_start_fault,
 )
 from scalerl.training.models.policy import Policy
 from scalerl.training.rewards import arithmetic, generated
@@ -108,7 +108,7 @@ def test_a_cached_warm_start_that_was_damaged_is_trained_again_and_the_run_says_
     whole, notes = (kept / name).read_bytes(), []
     damage(kept / name)
     assert run_model.model_path_of(SMALL, TASK, 1, tmp_path, notes.append) == str(kept)
-    assert (kept / name).read_bytes() == whole and fault(kept) == ""
+    assert (kept / name).read_bytes() == whole and warm_start_fault(kept) == ""
     assert name in notes[0] and "is damaged, so it is trained again" in notes[0] and str(kept) in notes[0]
 
 

@@ -43,7 +43,7 @@ from scalerl.reading.pages.page import (
 from scalerl.reading.pages.page_figures import frontier_figure
 from scalerl.reading.pages.palette import LIGHT
 from scalerl.reading.pages.papers import PIXELS, csv_of, latex_of, markdown_of, save_page, variants
-from scalerl.reading.pages.report import Report
+from scalerl.reading.pages.report import ReportPage
 from scalerl.reading.pages.study import study_results
 from scalerl.reading.pages.study_files import read_files
 
@@ -55,14 +55,14 @@ def sources(name, *curves):
 @pytest.fixture(scope="module")
 def compared():
     analysis = analyze(sources("a", run(), run(seed=1)), sources("b", run(efficiency=1.4, seed=2)))
-    return Report(page(analysis), figures_of(analysis), None)
+    return ReportPage(page(analysis), figures_of(analysis), None)
 
 
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory):
     truths = {"scalerl": Truth(), "fp32": Truth(midpoint=4e13), "dapo": Truth(asymptote=0.5)}
     results = study_results(read_files(write_study(tmp_path_factory.mktemp("s") / "loo", truths).path))
-    return Report(study_page(results), study_figures(results), None)
+    return ReportPage(study_page(results), study_figures(results), None)
 
 
 def pages(request, name):
@@ -70,7 +70,7 @@ def pages(request, name):
         curves = [run(midpoint=500.0 * size, seed=size) for size in (1, 2, 4, 8)]
         settings = [{"size": size} for size in (1, 2, 4, 8)]
         found, runs = frontier(curves, settings, 20_000.0), list(zip(curves, settings, strict=True))
-        return Report(frontier_page(found, runs), {"frontier": frontier_figure(found, runs)}, None)
+        return ReportPage(frontier_page(found, runs), {"frontier": frontier_figure(found, runs)}, None)
     return request.getfixturevalue(name)
 
 

@@ -160,7 +160,7 @@ def advise(
         action: Action = "go back"
     else:
         gain = gain_at(fit, total)
-        action = kind_of(gain.mean, gain.high, limit, climbs=has_fallen(curve) or climbed(fit))
+        action = advice_kind(gain.mean, gain.high, limit, climbs=has_fallen(curve) or climbed(fit))
     countable = abs(total / last - COUNTED_BUDGET) < 1e-6 and not curve.training
     counted = count(action, limit / width) if countable else None
     best_at = math.nan if fall is None else fall.numbers["best_at"]
@@ -171,7 +171,7 @@ def advise(
     return replace(advice, sentence=SENTENCES[action](advice, fit))
 
 
-def kind_of(gain: float, high: float, limit: float, *, climbs: bool) -> Action:
+def advice_kind(gain: float, high: float, limit: float, *, climbs: bool) -> Action:
     """Return the advice for a run without a clear fall.
 
     Args:
@@ -304,7 +304,7 @@ class Case(NamedTuple):
         """Return the advice for a limit; the file does not have the evidence for a climb that `climbed` uses too."""
         if self.clear_fall:
             return "go back"
-        return kind_of(self.gain, self.high, limit, climbs=self.fallen or self.stays <= UNLAWFUL)
+        return advice_kind(self.gain, self.high, limit, climbs=self.fallen or self.stays <= UNLAWFUL)
 
 
 def count(action: Action, limit: float) -> Counted | None:

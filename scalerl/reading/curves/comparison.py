@@ -329,7 +329,7 @@ def measured_verdict(measured: Lead, needed_D: Array) -> tuple[Verdict, Winner |
     return UNDECIDED, None
 
 
-def as_list(runs: Runs) -> list[Curve | Fit]:
+def as_sides(runs: Runs) -> list[Curve | Fit]:
     """Return one side as a list of curves and fits."""
     several = list(runs) if isinstance(runs, list | tuple) else [runs]
     return [run if isinstance(run, Fit) else checked_curve(run) for run in several]
@@ -337,7 +337,7 @@ def as_list(runs: Runs) -> list[Curve | Fit]:
 
 def as_fits(runs: Runs) -> tuple[Fit, ...]:
     """Return one side as fits."""
-    items = as_list(runs)
+    items = as_sides(runs)
     if not items:
         raise CurveError("each side of a comparison needs at least one run; got none")
     return tuple(run if isinstance(run, Fit) else fit(run) for run in items)

@@ -49,10 +49,10 @@ PRINTED_OPTIONS = 5
 FAR_BUDGET = 8.0
 """Budget above which a note warns, in multiples of the longest run."""
 
-PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+CANDIDATE_LENGTHS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Lengths of the candidates for the next run, in budgets."""
 
-WORTH = 0.001
+LEAST_GAIN = 0.001
 """Smallest gain of the decision, as a share of the range, that justifies a run."""
 
 
@@ -201,7 +201,7 @@ class Frontier:
             lines.append(f"  without published exponents: {setting_text(option.setting)}, {option.level:.3f}")
         lines += [f"  note: {note}" for note in self.notes]
         if self.next_run is None:
-            return "\n".join([*lines, f"Run next: no run up to the budget improves the choice by {WORTH:g}."])
+            return "\n".join([*lines, f"Run next: no run up to the budget improves the choice by {LEAST_GAIN:g}."])
         run = self.next_run
         gain = f"raises the expected level of the choice by {run.gain:.2g}"
         spent = "" if str(run.cost) == compute_text(run.compute, run.cost.axis) else f", for {run.cost}"
@@ -262,7 +262,7 @@ def frontier(
     longest = max(f.last_compute for f in fits)
     if budget > FAR_BUDGET * longest:
         notes.append(f"the budget is {budget / longest:.0f} times the longest run; the law was not tested that far")
-    notes += [f"{setting_text(setting)} {note}" for setting in also for note in about(setting, law, by_law)]
+    notes += [f"{setting_text(setting)} {note}" for setting in also for note in setting_notes(setting, law, by_law)]
     scene = of_law(law, fits[0], also) if by_law else of_fits(fits, law.settings)
     plain = None
     if pooled_runs.published and by_law:
@@ -283,7 +283,7 @@ def frontier(
     return replace(best, next_run=replace(best.next_run, reached=max(again, default=0.0)))
 
 
-def about(setting: Setting, law: Law, by_law: bool) -> Iterator[str]:
+def setting_notes(setting: Setting, law: Law, by_law: bool) -> Iterator[str]:
     """Yield notes on an added setting: it has no prediction, or one beyond the settings that were run."""
     if not by_law and setting not in law.settings:
         yield "has no prediction, because it was not run and the law is not used"
@@ -473,12 +473,12 @@ def next_run(scene: Scene, budget: float, width: float, cost: Callable[..., Cost
         others_S = np.array([np.delete(level_SD.mean(axis=1), s).max() for s in range(len(level_SD))])
         gain_S = np.maximum(level_SD, others_S[:, None]).mean(axis=1) - now
         s = int(gain_S.argmax())
-        worth = gain_S[s] > WORTH * width
+        worth = gain_S[s] > LEAST_GAIN * width
         return NextRun(scene.settings[s], budget, float(gain_S[s]), cost(budget)) if worth else None
     rng = np.random.default_rng(3)
     best: NextRun | None = None
     shuffle_D = rng.permutation(level_SD.shape[1])
-    for part in PARTS:
+    for part in CANDIDATE_LENGTHS:
         compute = part * budget
         seen_MSD = np.stack([scene.of_run(share * compute) for share in (0.25, 0.5, 1.0)])
         seen_MSD = seen_MSD + scene.noise_sd * rng.standard_normal(seen_MSD.shape)
@@ -487,6 +487,6 @@ def next_run(scene: Scene, budget: float, width: float, cost: Callable[..., Cost
             # a statistic without information gains a little by chance, which is subtracted
             real, chance = ((level_SD @ q @ q.T).max(axis=0).mean() - now for q in (basis_DM, basis_DM[shuffle_D]))
             gain = float(real - chance)
-            if gain > WORTH * width and (best is None or gain / compute > best.gain / best.compute):
+            if gain > LEAST_GAIN * width and (best is None or gain / compute > best.gain / best.compute):
                 best = NextRun(setting, compute, gain, cost(compute))
     return best

@@ -25,7 +25,15 @@ import numpy as np
 
 from scalerl.reading.curves.grid import systematic
 from scalerl.reading.curves.law import Array
-from scalerl.reading.curves.linear import LastCoefficient, Solved, draw, eliminate, gram, last_coefficient, log_evidence
+from scalerl.reading.curves.linear import (
+    LastCoefficient,
+    Solved,
+    draw_coefficients,
+    eliminate,
+    gram,
+    last_coefficient,
+    log_evidence,
+)
 
 STEP_RATIOS = np.array([0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
 """Values of q, with equal prior probability."""
@@ -107,7 +115,7 @@ def steady_level(
     peak = float(log_density_F.max())
     mass_F = np.exp(log_density_F - peak)
     phi_D = phi_F[systematic(mass_F, count)]
-    (level_D,), sigma_D = draw(*solved(phi_D), np.random.default_rng(0))
+    (level_D,), sigma_D = draw_coefficients(*solved(phi_D), np.random.default_rng(0))
     return SteadyLevel(level_D, phi_D, sigma_D / np.sqrt(1.0 - phi_D**2), peak + float(np.log(mass_F.mean())))
 
 

@@ -172,7 +172,7 @@ def log_evidence(solved: Solved, phi: Array, last: LastCoefficient) -> Array:
     return np.asarray(integral - 0.5 * log_volume + 0.5 * np.log1p(-phi * phi) + np.log(last.mass))
 
 
-def draw(solved: Solved, last: LastCoefficient, rng: np.random.Generator) -> tuple[list[Array], Array]:
+def draw_coefficients(solved: Solved, last: LastCoefficient, rng: np.random.Generator) -> tuple[list[Array], Array]:
     """Draw all coefficients and sigma once from each of D models.
 
     Returns:

@@ -51,7 +51,7 @@ from scalerl.reading.curves.sampling import (
     explore,
     fast_suspicion,
     log_volume,
-    sample,
+    sample_family,
     standardized,
     suspicion,
 )
@@ -433,7 +433,7 @@ def posterior_of_parts(
 def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
     """Return the law with its departures, weighted by prior probability times evidence."""
     cells, prior = explore(problem, LAW), problem.prior
-    draws, lawful = sample(problem, LAW, cells, num_draws)
+    draws, lawful = sample_family(problem, LAW, cells, num_draws)
     evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
     only_law = Climbs([FamilyDraws(LAW, draws, 1.0, 1.0)], {LAW.name: 1.0}, 0.0, evidence)
     if num_points < DEPARTURE_POINTS or prior.departure == 0 or lawful < LEAST_LAWFUL:
@@ -447,16 +447,16 @@ def climbs_of(problem: Problem, num_points: int, num_draws: int) -> Climbs:
     families, of_families = [LAW, *tried], [draws]
     for family in tried:
         its_cells = explore(problem, family)
-        its_draws, obeying = sample(problem, family, its_cells, LAW_DRAWS)
+        its_draws, obeying = sample_family(problem, family, its_cells, LAW_DRAWS)
         of_families.append(its_draws)
         log_masses.append(log_share(its_cells.log_mass(), obeying, prior.departure))
     log_mass, log_factor = np.array(log_masses), np.log([family.wide for family in families])
-    wide = shares(log_mass + log_factor)
+    wide = normalized(log_mass + log_factor)
     if wide[0] > 1 - NEGLIGIBLE:
         return only_law
     in_mean = np.array([family is not FAST_END for family in families])
-    mean = shares(np.where(in_mean, log_mass, -np.inf))
-    fast_end = float(shares(log_mass) @ ~in_mean)
+    mean = normalized(np.where(in_mean, log_mass, -np.inf))
+    fast_end = float(normalized(log_mass) @ ~in_mean)
     departures = {family.name: float(share) for family, share in zip(families, mean, strict=True) if share > 0}
     if mean[0] > 1 - ADMITTED:
         mean, departures = np.eye(len(families))[0], {LAW.name: 1.0}
@@ -477,7 +477,7 @@ def log_share(log_mass: float, lawful: float, probability: float) -> float:
     return log_mass + float(np.log(lawful * probability)) if lawful >= LEAST_LAWFUL else -np.inf
 
 
-def shares(log_mass: Array) -> Array:
+def normalized(log_mass: Array) -> Array:
     """Return weights that sum to one."""
     weight = np.exp(log_mass - log_mass.max())
     return np.asarray(weight / weight.sum())

@@ -193,7 +193,7 @@ def phi_of(family: CurveFamily) -> slice:
     return slice(None) if family is LAW else DEPARTURE_PHI
 
 
-def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) -> tuple[Draws, float]:
+def sample_family(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) -> tuple[Draws, float]:
     """Return draws of one family, and the share of its mass within the limits that the grid ignores.
 
     These are least <= R0 <= A, no level above the metric's bound so far, and the prior of a second rise. If no draw
@@ -203,7 +203,7 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
     picks = pick(cells, num_draws, rng)
     phi_D = np.array(problem.prior.autocorrelations)[phi_of(family)][picks.variant_D]
     solved, coefficient, log_density_D = solve(problem, family, list(picks.place_KD), phi_D)
-    betas, sigma_D = linear.draw(solved, coefficient, rng)
+    betas, sigma_D = linear.draw_coefficients(solved, coefficient, rng)
     second_D = betas.pop() if family.most_second else np.zeros(num_draws)
     initial_D, plateau_D = end_levels(problem, betas)
     bends = family.bends(list(picks.place_KD), second_D)
@@ -304,4 +304,4 @@ def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float
     held = float(np.clip(asymptote, low + 1e-3 * (high - low), high))
     problem = standardized(curve, None, Prior())
     problem = problem._replace(asymptote=(held - problem.offset) / problem.width)
-    return held, sample(problem, LAW, explore(problem, LAW), num_draws)[0]
+    return held, sample_family(problem, LAW, explore(problem, LAW), num_draws)[0]

@@ -17,7 +17,9 @@ from scalerl.reading.curves.health import decline
 from scalerl.reading.curves.sampling import MIN_POINTS
 from scalerl.reading.tables.errors import CurveError
 
-FORMS = "'gain at 2x below 0.02', 'gain at 2x below 0.02 with probability 0.9', 'ceiling identified', 'falling'"
+CONDITION_FORMS = (
+    "'gain at 2x below 0.02', 'gain at 2x below 0.02 with probability 0.9', 'ceiling identified', 'falling'"
+)
 """The conditions in the form in which a user writes them."""
 
 PROBABILITY = 0.9
@@ -66,14 +68,14 @@ def stop_rule(text: str) -> StopRule:
     """Parse a condition.
 
     Raises:
-        CurveError: The text is none of `FORMS`, or a number in it is out of range.
+        CurveError: The text is none of `CONDITION_FORMS`, or a number in it is out of range.
     """
     plain = " ".join(text.lower().split())
     if plain in ("ceiling identified", "falling"):
         return StopRule(text, plain)
     match = GAIN.fullmatch(plain)
     if match is None:
-        raise CurveError(f"got {text!r}; allowed: {FORMS}, with other numbers")
+        raise CurveError(f"got {text!r}; allowed: {CONDITION_FORMS}, with other numbers")
     factor, gain, probability = float(match[1]), float(match[2]), float(match[3] or PROBABILITY)
     if not (factor > 1 and gain > 0 and 0 < probability < 1):
         raise CurveError(

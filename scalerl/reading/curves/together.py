@@ -36,7 +36,7 @@ from scalerl.reading.curves.sampling import Prior
 from scalerl.reading.curves.units import range_text
 from scalerl.reading.tables.errors import CurveError
 
-MANY_DRAWS = 8000
+DRAWS_OF_FIT = 8000
 """Draws of each single fit: a run that says little alone keeps only the few that agree with the others."""
 
 LIKELIHOOD_DRAWS = 500
@@ -152,7 +152,7 @@ def run_alone(curve: Curve, exclude_below: float, name: str) -> Alone:
     except CurveError as error:
         raise CurveError(f"{name}: {error}") from error
     window = thinned(points, MAX_POINTS)
-    return Alone(points, posterior(window, averaged=averaged_in(points, len(window)), num_draws=MANY_DRAWS))
+    return Alone(points, posterior(window, averaged=averaged_in(points, len(window)), num_draws=DRAWS_OF_FIT))
 
 
 def central(draws_H: Array) -> Estimate:

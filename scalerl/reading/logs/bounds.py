@@ -25,7 +25,7 @@ FROM_VALUES = "the smallest and largest value in the log, rounded outward"
 FAR_FROM_ZERO = 20.0
 """Values above this that vary by less than half are not measured from 0."""
 
-SHARE = re.compile(
+SHARE_NAMES = re.compile(
     r"acc(?:uracy)?(?:_|$)|pass|success|solve|correct|win_?rate|exact_match|(?:^|_)em(?:_|$)|(?:^|_)f1(?:_|$)"
     r"|rate(?:_|$)"
 )
@@ -58,13 +58,13 @@ def bounds_of(table: Table, dialect: Dialect, metric: str, bounds: Bounds | None
     if (total := total_of(table, metric)) is not None:
         return (0.0, total[1]), f"a number of answers, of those in {total[0]}", []
     if fits(value_E, 0.0, 1.0):
-        origin = "a share of answers" if SHARE.search(key(metric)) else "the values lie in it"
+        origin = "a share of answers" if SHARE_NAMES.search(key(metric)) else "the values lie in it"
         if (logged := logged_extremes(table, dialect, metric)) is not None and not fits(np.array(logged), 0.0, 1.0):
             return rounded_bounds(*logged), "smallest and largest reward in the log, rounded outward", []
         stray = len(outside_of(value_E, 0.0, 1.0, 1e-6))
         notes = [f"{stray} of {len(value_E)} values are outside [0, 1] by less than {STRAY:g} and were clipped"]
         return (0.0, 1.0), origin, notes if stray else []
-    if SHARE.search(key(metric)) and fits(value_E, 0.0, 100.0) and value_E.max() > 5:
+    if SHARE_NAMES.search(key(metric)) and fits(value_E, 0.0, 100.0) and value_E.max() > 5:
         return (0.0, 100.0), "a percentage", []
     if value_E.min() < 0 and fits(value_E, -1.0, 1.0):
         return (-1.0, 1.0), "the values lie in it", []

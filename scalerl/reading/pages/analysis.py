@@ -30,11 +30,11 @@ from scalerl.reading.pages.outlook import Outlook, Source, side_names, source_ou
 FRACTIONS = (0.3, 0.5, 0.7)
 """Shares of a run's compute at which a backtest splits it."""
 
-MOMENTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+FORECAST_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The same for the figure of earlier forecasts of a page about at most `FEW_RUNS` runs; others use `FRACTIONS`."""
 
 FEW_RUNS = 3
-"""Largest number of runs for `MOMENTS`: each of their fits takes about 0.02 s."""
+"""Largest number of runs for `FORECAST_SHARES`: each of their fits takes about 0.02 s."""
 
 COLORS = 8
 """Number of colors of the pages, "@s0" to "@s7"."""
@@ -267,7 +267,7 @@ def analyze(
     for number, (source, outlook) in enumerate(zip(sources, outlooks, strict=True)):
         side = int(number >= len(first))
         color = f"@s{side if second else number % COLORS}"
-        moments = MOMENTS if len(sources) <= FEW_RUNS else FRACTIONS
+        moments = FORECAST_SHARES if len(sources) <= FEW_RUNS else FRACTIONS
         runs.append(_run(source, side, color, outlook, ceiling, exclude_below, moments))
     return Analysis(tuple(runs), ceiling, comparison, sides_of(comparison) if comparison else {})
 

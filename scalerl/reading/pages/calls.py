@@ -269,7 +269,7 @@ def fit_together(runs: Any, *, exclude_below: float = 0.0, **reading: Unpack[Rea
         CurveError: There are fewer than two runs, a run cannot be read or fitted, or the runs differ in metric or axis.
     """
     check_values({"exclude_below": exclude_below})
-    curves = [source.curve for source in sources_of(run_list(runs), reading)]
+    curves = [source.curve for source in sources_of_runs(run_list(runs), reading)]
     return scaling.fit_together(curves, exclude_below=exclude_below)
 
 
@@ -354,7 +354,7 @@ def report(
     check_values({"exclude_below": exclude_below, "output": output, "figures": figures, **terms})
     first, second = run_list(runs), run_list(versus)
     place = check_output(Path(output), [Path(run) for run in (*first, *second) if is_path(run)])
-    sources = sources_of([*first, *second], reading)
+    sources = sources_of_runs([*first, *second], reading)
     analysis = analyze(sources[: len(first)], sources[len(first) :], exclude_below, terms=terms, at=at)
     made = page_of(sources, analysis)
     if figures is not None:
@@ -407,10 +407,10 @@ def all_fitted(runs: Sequence[Any], reading: ReadOptions, exclude_below: float) 
 def one_source(data: Any, reading: Mapping[str, Any]) -> Source:
     """Return the source of one run; of a fit it is its curve."""
     one_run(data)
-    return sources_of([data], reading)[0]
+    return sources_of_runs([data], reading)[0]
 
 
-def sources_of(runs: Sequence[Any], reading: Mapping[str, Any]) -> list[Source]:
+def sources_of_runs(runs: Sequence[Any], reading: Mapping[str, Any]) -> list[Source]:
     """Return the sources of runs, of fits that of their curves."""
     return read_sources([run.curve if isinstance(run, Fit) else run for run in runs], **reading)
 

@@ -33,7 +33,7 @@ from scalerl.reading.pages.figure import (
     ShadedBand,
     Span,
 )
-from scalerl.reading.pages.page_figures import Recipe, curves_figure, young_figure
+from scalerl.reading.pages.page_figures import RecipeRuns, curves_figure, young_figure
 from scalerl.reading.pages.palette import DARK, LIGHT, Palette
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def plot(
     before = set(axes.get_children())
     named, number = name or f.curve.label or "run", len(kept.runs) + 1
     kept.runs.append((f"{named} ({number})" if named in (run[0] for run in kept.runs) else named, f.curve, f))
-    recipes = [Recipe(run[0], f"@s{at % COLORS}", [run]) for at, run in enumerate(kept.runs)]
+    recipes = [RecipeRuns(run[0], f"@s{at % COLORS}", [run]) for at, run in enumerate(kept.runs)]
     alone = f"{name or f.curve.label}   A = {f.asymptote.mean:.3f}, B = {f.efficiency.mean:.2f}".strip()
     title = f"{alone if len(recipes) == 1 else ''}\n{note}".strip()
     draw_figure(axes, with_scale(curves_figure(recipes), scale), palette, title=title)

@@ -11,7 +11,7 @@ from scalerl.reading.curves import Comparison, CurveError, Fit, Forecast, advise
 from scalerl.reading.curves.forecast import band_text
 from scalerl.reading.pages.drawing import draw_figure, images, with_scale
 from scalerl.reading.pages.figure import Figure
-from scalerl.reading.pages.page_figures import Recipe, curves_figure, recipes_of
+from scalerl.reading.pages.page_figures import RecipeRuns, curves_figure, recipes_of
 
 WIDTH = 6.4
 """Width of a picture, inches."""
@@ -79,7 +79,7 @@ def numbers(text: str) -> str:
 
 def of_fit(shown: Fit) -> Figure:
     """Return the figure of curves of a fit."""
-    return curves_figure([Recipe(shown.curve.label, "@s0", [(shown.curve.label, shown.curve, shown)])])
+    return curves_figure([RecipeRuns(shown.curve.label, "@s0", [(shown.curve.label, shown.curve, shown)])])
 
 
 def picture_html(figure: Figure) -> str:

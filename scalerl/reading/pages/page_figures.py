@@ -37,7 +37,7 @@ FORECAST_END = 4.0
 MULTIPLES = np.array([2.0, FORECAST_END])
 """Where the forecast of a single run is marked and its level is given, in multiples of the last point's compute."""
 
-SHOWN = 2000
+MOST_SHOWN = 2000
 """Number of evaluations above which a figure leaves some out."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -50,8 +50,8 @@ SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle
 
 
 def thinned_points(values: Any) -> Any:
-    """Return a sequence, or every so many of its values if it is longer than `SHOWN`."""
-    return values[:: max(1, -(-len(values) // SHOWN))]
+    """Return a sequence, or every so many of its values if it is longer than `MOST_SHOWN`."""
+    return values[:: max(1, -(-len(values) // MOST_SHOWN))]
 
 
 def compute_options(compute: str, title: str, least: float, most: float) -> dict[str, FigurePart]:
@@ -161,7 +161,7 @@ def left_out_points(counts: Sequence[int]) -> str:
 # -------------------------------------------------------------------------------------------------------------- curves
 
 
-class Recipe(NamedTuple):
+class RecipeRuns(NamedTuple):
     """One recipe of a figure of curves: a single run, or its seeds."""
 
     name: str
@@ -170,16 +170,16 @@ class Recipe(NamedTuple):
     """Name of each run, all of its points, also those left out of the fit, and its fit."""
 
 
-def recipes_of(comparison: Comparison, runs: Sequence[tuple[str, Curve]] = ()) -> list[Recipe]:
+def recipes_of(comparison: Comparison, runs: Sequence[tuple[str, Curve]] = ()) -> list[RecipeRuns]:
     """Return the recipes of a comparison; names and all points of its runs are those of its fits, or as given."""
     listed = iter(runs or [(f.curve.label, f.curve) for side in comparison.sides for f in side])
     return [
-        Recipe(name, f"@s{number}", [(*next(listed), f) for f in side])
+        RecipeRuns(name, f"@s{number}", [(*next(listed), f) for f in side])
         for number, (name, side) in enumerate(zip(comparison.names, comparison.sides, strict=True))
     ]
 
 
-def curves_figure(recipes: Sequence[Recipe], comparison: Comparison | None = None) -> Figure:
+def curves_figure(recipes: Sequence[RecipeRuns], comparison: Comparison | None = None) -> Figure:
     """Return the figure of points, mean curves, bands, forecasts and ceilings.
 
     The levels of recipes that are compared are those that the comparison uses. A single run has its levels and its
@@ -399,7 +399,7 @@ def curves(analysis: Analysis) -> Figure:
         runs = [(source.name, source.curve) for source in sources]
         return curves_figure(recipes_of(analysis.comparison, runs), analysis.comparison)
     return curves_figure([
-        Recipe(run.source.name, run.color, [(run.source.name, run.source.curve, run.outlook.fit)])
+        RecipeRuns(run.source.name, run.color, [(run.source.name, run.source.curve, run.outlook.fit)])
         for run in analysis.runs
     ])  # fmt: skip
 

@@ -68,7 +68,7 @@ def save_page(
         contents |= {f"{name}.{kind}": content for kind, content in images([panel], size, DPI, FORMATS).items()}
     for table in (block for block in page["blocks"] if block["kind"] == "table"):
         name = f"table-{slug(table['title'].lower())}"
-        contents |= {f"{name}.{kind}": text_of(table).encode() for kind, text_of in TEXTS.items()}
+        contents |= {f"{name}.{kind}": text_of(table).encode() for kind, text_of in TABLE_FORMATS.items()}
     for name, content in contents.items():
         with atomic_file(directory / name) as temporary:
             temporary.write_bytes(content)
@@ -83,7 +83,7 @@ def check_directory(directory: Path) -> None:
     """
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--figures: {directory} is a file; give a directory. Nothing was changed")
-    ours = {f".{kind}" for kind in (*FORMATS, *TEXTS)}
+    ours = {f".{kind}" for kind in (*FORMATS, *TABLE_FORMATS)}
     other = sorted(path.name for path in directory.glob("*") if path.suffix not in ours) if directory.exists() else []
     if other:
         raise ConfigError(
@@ -159,14 +159,16 @@ SPECIAL = {
 }  # fmt: skip
 """Characters with a meaning in LaTeX, and those that its fonts lack."""
 
-RAISED = {chr(raised): chr(plain) for plain, raised in SUPERSCRIPTS.items()}
+PLAIN_DIGITS = {chr(raised): chr(plain) for plain, raised in SUPERSCRIPTS.items()}
 """Superscripts, which stand for powers of ten."""
 
-TEXTS = {"csv": csv_of, "tex": latex_of, "md": markdown_of}
+TABLE_FORMATS = {"csv": csv_of, "tex": latex_of, "md": markdown_of}
 """Formats of a table."""
 
 
 def latex_text(text: str) -> str:
     """Return text for LaTeX."""
     escaped = "".join(SPECIAL.get(letter, letter) for letter in text)
-    return re.sub(f"[{''.join(RAISED)}]+", lambda match: f"$^{{{''.join(RAISED[c] for c in match[0])}}}$", escaped)
+    return re.sub(
+        f"[{''.join(PLAIN_DIGITS)}]+", lambda match: f"$^{{{''.join(PLAIN_DIGITS[c] for c in match[0])}}}$", escaped
+    )

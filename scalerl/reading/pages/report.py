@@ -20,7 +20,7 @@ from scalerl.reading.pages.page import (
 from scalerl.reading.pages.run import FollowedRun
 
 
-class Report(NamedTuple):
+class ReportPage(NamedTuple):
     """A page about runs that is not written yet."""
 
     page: dict[str, Any]
@@ -30,11 +30,11 @@ class Report(NamedTuple):
     """Large figures of the metrics of a single run directory."""
 
 
-def page_of(sources: Sequence[Source], analysis: Analysis) -> Report:
+def page_of(sources: Sequence[Source], analysis: Analysis) -> ReportPage:
     """Return the page about runs: that of the run directory if there is one, else that of several curves."""
     runs = [FollowedRun(source.path, source.name) for source in sources if source.info is not None]
     if len(sources) == len(runs) == 1:
         (run,), (only,) = runs, analysis.runs
         analyses = analyses_of(run, only.source.curve, analysis)
-        return Report(page(run, analyses), run_figures(run, analyses), large_figures(run))
-    return Report(runs_page(analysis, runs), {**figures_of(analysis), **metrics_figures(runs)}, None)
+        return ReportPage(page(run, analyses), run_figures(run, analyses), large_figures(run))
+    return ReportPage(runs_page(analysis, runs), {**figures_of(analysis), **metrics_figures(runs)}, None)

@@ -38,7 +38,7 @@ REFERENCE, SELECTED, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
 STUDY_FORECAST_END = 2.0
 """End of the drawn curves of the reference and of the selected arm, in multiples of the last compute."""
 
-ROW = 30
+ROW_PIXELS = 30
 """Height of a row of a forest, pixels."""
 
 CHOICE = "Arm next to the reference"
@@ -211,7 +211,7 @@ def _forest(
             shown, names = [estimates[i] for i in rows], [arms[i].name for i in rows]
             heights = [-i for i in rows]
             series.append(intervals(shown, heights, names, effect.color, bold=True, name=effect.words, legend=True))
-    return FigurePart(series, x, name_axis([arm.name for arm in arms]), shapes, height=175 + ROW * len(arms))
+    return FigurePart(series, x, name_axis([arm.name for arm in arms]), shapes, height=175 + ROW_PIXELS * len(arms))
 
 
 def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:

@@ -50,7 +50,7 @@ def table_from(data: Any, name: str) -> Table:
         if rows and all(isinstance(row, Mapping) for row in rows):
             return with_points(table_of(({str(key): row[key] for key in row} for row in rows), form="rows", name=name))
         data = rows
-    raise CurveError(f"got {described(data)}; allowed: {ALLOWED}")
+    raise CurveError(f"got {given_text(data)}; allowed: {ALLOWED}")
 
 
 def pandas_csv(data: Any) -> str:
@@ -89,7 +89,7 @@ def columns_of(data: Mapping[Any, Any], name: str) -> dict[str, Sequence[Any]]:
     return columns
 
 
-def described(data: Any) -> str:
+def given_text(data: Any) -> str:
     """Return what was given instead of rows, with the call for objects that have them."""
     kind = f"a {type(data).__name__}"
     if hasattr(data, "scan_history"):

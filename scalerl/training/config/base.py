@@ -16,7 +16,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from scalerl.core.errors import ConfigError, nearest, short
 
-LISTED = 5
+MOST_LISTED = 5
 """Largest number of problems that one message lists; it also counts the others."""
 
 Auto = Literal["auto"]
@@ -166,11 +166,13 @@ def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
     allowed: dict[str, list[str]] = {}  # by the value that was got: a field of several types has a problem for each
-    for line in dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]):  # a long list may have 400,000
+    for line in dict.fromkeys(
+        _explain(cls, detail) for detail in details[:MOST_LISTED]
+    ):  # a long list may have 400,000
         got, _, what = line.partition("; ")
         allowed.setdefault(got, []).append(what)
     lines = [f"{got}; {' or '.join(what)}" if any(what) else got for got, what in allowed.items()]
-    more = [f"and {len(details) - LISTED:,} more"] if len(details) > LISTED else []
+    more = [f"and {len(details) - MOST_LISTED:,} more"] if len(details) > MOST_LISTED else []
     return "; ".join([*lines, *more])
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from scalerl.training.config.base import ORDERED, Part, Positive
 
-Bounds = Annotated[tuple[Annotated[float, Field(ge=0)], Positive], ORDERED]
+RatioBounds = Annotated[tuple[Annotated[float, Field(ge=0)], Positive], ORDERED]
 """Smallest and largest ratio that is kept, both included; a low end of 0 bounds the ratio above only."""
 
 
@@ -25,7 +25,7 @@ class TokenMask(Part):
     """Tokens whose ratio is out of bounds carry no loss (IcePop, arXiv 2510.18855; with a low end of 0, TRL's mask)."""
 
     kind: Literal["token-mask"] = "token-mask"
-    keep: Bounds = (0.5, 5.0)
+    keep: RatioBounds = (0.5, 5.0)
     """Smallest and largest ratio of a token that is trained; the default is IcePop's."""
 
 
@@ -33,7 +33,7 @@ class SequenceMask(Part):
     """Rollouts whose product of ratios is out of bounds carry no loss (masked importance sampling, Liu and Li 2025)."""
 
     kind: Literal["sequence-mask"] = "sequence-mask"
-    keep: Bounds = (0.0, 3.0)
+    keep: RatioBounds = (0.0, 3.0)
     """Smallest and largest product of the ratios of a rollout that is trained; 3 is TRL's default."""
 
 
@@ -41,7 +41,7 @@ class GeometricMask(Part):
     """Rollouts whose geometric mean of ratios is out of bounds carry no loss (verl and SkyRL: "geometric")."""
 
     kind: Literal["geometric-mask"] = "geometric-mask"
-    keep: Bounds = (0.99, 1.01)
+    keep: RatioBounds = (0.99, 1.01)
     """Smallest and largest geometric mean of a rollout that is trained; the default is SkyRL's, verl's are tighter."""
 
 
@@ -49,7 +49,7 @@ class Reject(Part):
     """Rollouts with any token whose ratio is out of bounds carry no loss (verl's veto; prime-rl's sequence mask)."""
 
     kind: Literal["reject"] = "reject"
-    keep: Bounds = (1e-4, 100.0)
+    keep: RatioBounds = (1e-4, 100.0)
     """Smallest and largest ratio of a token in a rollout that is trained; verl's low and prime-rl's high end."""
 
 

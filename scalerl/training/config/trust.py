@@ -31,7 +31,7 @@ from scalerl.training.config.run import Judge, RunConfig
 ARGUMENTS = "placement.vllm_arguments"
 """A list of words; on a command line, it is recognized by the name of the field."""
 
-COMMAND = "data.command"
+AGENT_COMMAND = "data.command"
 """The same, for the program of an agent."""
 
 
@@ -139,7 +139,7 @@ def _unknown(listed: Sequence[Code], confirmed: Mapping[str, Any], trusted: bool
 
 def _spells(word: str, code: Code) -> bool:
     """Return whether a word of the command line contains the full name of this code, not as part of a longer name."""
-    name = code.field if code.field in (ARGUMENTS, COMMAND) else code.name.replace("=", " ")
+    name = code.field if code.field in (ARGUMENTS, AGENT_COMMAND) else code.name.replace("=", " ")
     return (
         re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
     )
@@ -198,7 +198,7 @@ def _agent(task: AgentTask) -> Code:
         return _function("data.function", task.function)
     program = shutil.which(task.command[0])
     files = [os.path.abspath(word) for word in task.command[1:] if os.path.isfile(word)]
-    return _code(COMMAND, json.dumps(list(task.command)), [os.path.abspath(program), *files] if program else [])
+    return _code(AGENT_COMMAND, json.dumps(list(task.command)), [os.path.abspath(program), *files] if program else [])
 
 
 def _program(field: str, name: str) -> Code:

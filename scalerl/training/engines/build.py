@@ -30,7 +30,7 @@ from scalerl.training.models.loading import load_tokenizer
 from scalerl.training.models.policy import Policy
 from scalerl.training.models.sizes import ModelSizes
 from scalerl.training.models.text import TokenText
-from scalerl.training.placement.devices import Place, Table
+from scalerl.training.placement.devices import Place, Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class GeneratorSpec:
     """Makes the engines; a module-level function, because it is pickled."""
     load_state: Callable[[], Any] | None = None
     """Reads the generator's part of the checkpoint to resume from; None for a new run."""
-    devices: Table = field(default_factory=dict)
+    devices: Places = field(default_factory=dict)
     """Devices of all processes."""
     environments: bool = False
     """Whether environments reply to completions."""

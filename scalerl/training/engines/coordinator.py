@@ -18,14 +18,14 @@ from scalerl.core.rng import stream_key
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.core.types import GeneratorStats, Group, Rollout, Visit
 from scalerl.training.engines.engine import (
+    ENGINE_POLL_S,
     NO_WEIGHTS,
-    POLL_S,
     ActivitySeconds,
     Engine,
     ExactEngine,
     Finished,
     Request,
-    Stopped,
+    WaitEnded,
     Work,
     generate,
 )
@@ -273,7 +273,7 @@ class Coordinator:
 
     def _poll(self) -> None:
         """Collect finished sequences of asynchronous engines; wait briefly if the last poll found nothing."""
-        wait_s = POLL_S / len(self.engines) if self._quiet else 0.0
+        wait_s = ENGINE_POLL_S / len(self.engines) if self._quiet else 0.0
         sequences = [finished for engine in self.engines for finished in engine.poll(wait_s)]
         for finished in sequences:
             self._collect(finished)
@@ -299,7 +299,7 @@ class Coordinator:
         """Wait until all engines use a version; collect the sequences that finish during the wait."""
         while not self._request_version(version):
             if stop():
-                raise Stopped
+                raise WaitEnded
             self._poll()
 
     def _activate(self, on_activation: Callable[[], None]) -> float:

@@ -24,7 +24,7 @@ from scalerl.core.types import AGENT, TURNS, Group, IntArray, Prompt, Rollout, V
 
 NO_WEIGHTS = -1
 """Version of an engine that uses no weights: before the first swap, or while it is replaced."""
-POLL_S = 0.02
+ENGINE_POLL_S = 0.02
 """Seconds to wait in a poll of all asynchronous engines after one that found nothing."""
 
 
@@ -320,7 +320,7 @@ class EngineWrapper(OuterEngine):
         self.inner.load_state(state)
 
 
-class Stopped(RuntimeError):
+class WaitEnded(RuntimeError):
     """A wait for engines was ended, because the run stops."""
 
 
@@ -378,11 +378,11 @@ def generate(
         if stop():
             for engine, ids in zip(engines, under_way, strict=True):
                 engine.cancel(ids)
-            raise Stopped
+            raise WaitEnded
         for engine in exact:
             engine.begin()
         for engine, ids in zip(engines, under_way, strict=True):
-            for end in engine.poll(POLL_S):
+            for end in engine.poll(ENGINE_POLL_S):
                 ids.discard(end.id)
                 i, s = end.id
                 groups.setdefault(i, [None] * counts[i])[s] = end.rollout

@@ -76,7 +76,7 @@ def length_rule(control: LengthControl, encode: Callable[[str], Sequence[int]]) 
     )
 
 
-AROUND = ("", " ", "\n", "\n\n", ".")
+MERGED_TEXTS = ("", " ", "\n", "\n\n", ".")
 """Text that a tokenizer may merge with the first or last token of the end tag: ">\\n\\n" is one token of Qwen."""
 
 
@@ -87,7 +87,7 @@ def tag_variants(tag: str, encode: Callable[[str], Sequence[int]]) -> set[tuple[
         tag: Text of the tag.
         encode: Encode function of a tokenizer that adds no special tokens.
     """
-    forms = {_core(before, tag, after, encode) for before in AROUND for after in AROUND} - {()}
+    forms = {_core(before, tag, after, encode) for before in MERGED_TEXTS for after in MERGED_TEXTS} - {()}
     # a sequence that ends with another one is matched by that one
     return {tokens for tokens in forms if not any(len(o) < len(tokens) and tokens[-len(o) :] == o for o in forms)}
 

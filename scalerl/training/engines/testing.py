@@ -21,7 +21,7 @@ from scalerl.core.types import Rollout
 from scalerl.training.config.placement import Placement
 from scalerl.training.config.recipe import Custom
 from scalerl.training.engines.custom import EngineParts, make_engine
-from scalerl.training.engines.engine import POLL_S, Engine, ExactEngine, Request, Sampling
+from scalerl.training.engines.engine import ENGINE_POLL_S, Engine, ExactEngine, Request, Sampling
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.replay import ReplayMismatch, check_current, check_difference, largest_difference
 from scalerl.training.engines.served import EngineHandle, Restarter
@@ -86,7 +86,7 @@ class Bench:
                 not isinstance(engine, ExactEngine) and time.monotonic() < until,
                 f"after swap({version}) its version is {engine.version!r}; expected {version}",
             )
-            engine.poll(POLL_S)  # nothing is under way
+            engine.poll(ENGINE_POLL_S)  # nothing is under way
 
     def requests(self, count: int = 5) -> list[Request]:
         """Return made-up requests of two prompts."""
@@ -109,7 +109,7 @@ def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Ro
         expect(time.monotonic() < until, f"nothing finished for {CONTRACT_S:g} s with {engine.occupancy()}")
         if isinstance(engine, ExactEngine):
             engine.begin()
-        polled = engine.poll(POLL_S)
+        polled = engine.poll(ENGINE_POLL_S)
         twice = [one.id for one in polled if one.id in rollouts]
         expect(not twice, f"poll returned {twice} a second time; expected each sequence once")
         rollouts |= {one.id: one.rollout for one in polled}

@@ -15,7 +15,7 @@ from typing import Any
 from scalerl.core.remote import End
 from scalerl.core.types import Visit
 from scalerl.training.engines.coordinator import Coordinator, Formed, NewVersion
-from scalerl.training.engines.engine import Stopped
+from scalerl.training.engines.engine import WaitEnded
 from scalerl.training.engines.weights import WeightChannel
 
 SaveState = Callable[[Path, str, dict[str, Any]], None]
@@ -137,10 +137,10 @@ class _Loop:
             start, busy_s = time.perf_counter(), self.coordinator.seconds.busy
             try:
                 if self.settled:
-                    raise Stopped
+                    raise WaitEnded
                 for index, group in self.coordinator.evaluate(version, visits, samples, self._evaluation_ends):
                     self.say("held_out", (index, (group.rollouts, group.oldest_version)))
-            except Stopped:
+            except WaitEnded:
                 self.say("held_out", (None, None))
             else:
                 self.say("held_out", (None, (time.perf_counter() - start, busy_s)))

@@ -22,7 +22,7 @@ from scalerl.training.config.placement import Hardware
 
 Result = TypeVar("Result")
 
-AHEAD = 2
+RESULTS_AHEAD = 2
 """Number of results per helper that may wait for their turn; each is as large as the gradient."""
 
 MOST_HELPERS = 3
@@ -68,7 +68,7 @@ class Helpers:
         futures: list[Future[Result]] = []
         try:
             for number in range(len(tasks)):
-                futures += map(self._pool.submit, tasks[len(futures) : number + AHEAD * self.count + 1])
+                futures += map(self._pool.submit, tasks[len(futures) : number + RESULTS_AHEAD * self.count + 1])
                 for later in range(number, len(futures)):  # until the helpers have the result that is next
                     if futures[number].done():
                         break

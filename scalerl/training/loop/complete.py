@@ -38,10 +38,10 @@ DIED = (WorkerDied, LearnerDied)
 """Errors for the end of a process that the run needs. Engines that die are replaced and do not raise these."""
 
 
-class Ended(NamedTuple):
+class RunEnd(NamedTuple):
     """Result of a run.
 
-    Example: Ended(Path("runs/scalerl-001"), ["trained 480 updates (0 skipped)", "forecast ..."], finished=True)
+    Example: RunEnd(Path("runs/scalerl-001"), ["trained 480 updates (0 skipped)", "forecast ..."], finished=True)
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Ended(NamedTuple):
     """Whether the run reached its end; otherwise it was stopped by a signal."""
 
 
-def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[], bool]) -> Ended:
+def complete(make_run: MakeRun, display: RunDisplay, stop_requested: Callable[[], bool]) -> RunEnd:
     """Start or resume a run and train it to its end.
 
     If a process of a run on a cluster dies, the run goes back to its last checkpoint, `placement.restarts` times from
@@ -127,7 +127,7 @@ def disk_problem(run: Run, error: OSError) -> str:
     )
 
 
-def _trained(run: Run) -> Ended:
+def _trained(run: Run) -> RunEnd:
     """Train a run to its end, and report it in its status and to its loggers."""
     path = run.records.directory.path
     with Heartbeat(path) as beating:
@@ -141,7 +141,7 @@ def _trained(run: Run) -> Ended:
         state = "finished" if finished else "stopped"
         beating.ended(state, closing[0])
         run.records.ended(state)
-    return Ended(path, closing, finished)
+    return RunEnd(path, closing, finished)
 
 
 def run_to_end(run: Run) -> tuple[list[str], bool]:

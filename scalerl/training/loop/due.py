@@ -18,7 +18,7 @@ from scalerl.training.config import RunConfig
 from scalerl.training.engines.pipeline import Interrupted, RolloutBatch
 from scalerl.training.engines.replay import Difference, NotFinite, ReplayMismatch, check_difference
 from scalerl.training.learner.base import BadGradient, PromptedRollout
-from scalerl.training.loop.evaluation import Add, Points, evaluate
+from scalerl.training.loop.evaluation import Add, PointTally, evaluate
 from scalerl.training.loop.evaluator import Evaluated, Evaluator, Snapshot
 from scalerl.training.loop.progress import TrainingFailed
 from scalerl.training.loop.rollout_rows import DETAILED, packed_tokens, sample_rows, telling_group
@@ -65,7 +65,7 @@ def _evaluate_here(run: Run, taken: RolloutBatch | None) -> None:
         Interrupted: A stop was requested; nothing was measured.
     """
     step, held_out, clock = run.progress.step, run.held_out, run.compute.clock
-    tally, began, waited_s = Points(held_out, run.text), time.perf_counter(), 0.0
+    tally, began, waited_s = PointTally(held_out, run.text), time.perf_counter(), 0.0
 
     def source(add: Add) -> float:
         nonlocal waited_s

@@ -23,14 +23,14 @@ from scalerl.training.engines.replay import Difference
 from scalerl.training.learner.base import PromptedRollout
 from scalerl.training.loop.evaluator import Evaluated, HeldOut, Snapshot
 from scalerl.training.loop.metrics import environment_row
-from scalerl.training.loop.rollout_rows import by_task, evaluation_rows
+from scalerl.training.loop.rollout_rows import by_task, evaluated_rows
 from scalerl.training.models.text import TokenText
 from scalerl.training.rewards.scoring import ScoringService
 
 Add = Callable[[int, ScoredGroup], None]
 """Gets index and scored group of each prompt, in the order in which they are complete."""
 
-Source = Callable[[Add], float]
+AnswerSource = Callable[[Add], float]
 """Samples and scores prompts, and returns the seconds that this took."""
 
 
@@ -45,13 +45,13 @@ AnyTally = TypeVar("AnyTally", bound=Tally)
 
 
 def evaluate(
-    source: Source, tally: AnyTally, replay: Callable[[AnyTally], Difference | None] = lambda tally: None
+    source: AnswerSource, tally: AnyTally, replay: Callable[[AnyTally], Difference | None] = lambda tally: None
 ) -> tuple[float, Difference | None]:
     """Sample, score and replay prompts.
 
     Args:
         source: The pipeline of a run, or engines (`sample`).
-        tally: What is kept: points and a few rows (`Points`), or all texts (`suites.Texts`).
+        tally: What is kept: points and a few rows (`PointTally`), or all texts (`suites.Texts`).
         replay: Function that recomputes log-probabilities with the evaluated weights, the learner's or those of a
             policy, and raises if they differ from those of the engines.
 
@@ -78,7 +78,7 @@ def sample(
     return time.perf_counter() - began
 
 
-class Points:
+class PointTally:
     """Tally of a run: a point for each task, and a few rollouts as rows."""
 
     def __init__(self, held_out: HeldOut, text: TokenText) -> None:
@@ -117,7 +117,7 @@ class Points:
         log_ratios = {index: log_ratio_N for index, log_ratio_N in ratios if log_ratio_N is not None}
         tasks = by_task([scored.group.visit.prompt.task for scored in groups])
         points = [eval_point([groups[index] for index in indices], of, eval_s) for indices in tasks]
-        rows = evaluation_rows(self._text, of.step, groups, log_ratios, self._held_out.saved)
+        rows = evaluated_rows(self._text, of.step, groups, log_ratios, self._held_out.saved)
         return Evaluated(points, rows)
 
 

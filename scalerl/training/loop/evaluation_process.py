@@ -11,10 +11,10 @@ from functools import partial
 from scalerl.core.remote import PASSED, Body, serve
 from scalerl.training.config.data import TaskData
 from scalerl.training.engines.build import EngineSpec, GeneratorSpec
-from scalerl.training.engines.engine import POLL_S, Engine
+from scalerl.training.engines.engine import ENGINE_POLL_S, Engine
 from scalerl.training.engines.replay import Difference, NotFinite, ReplayMismatch, check_current
 from scalerl.training.engines.weights import WeightChannel
-from scalerl.training.loop.evaluation import Points, evaluate, sample
+from scalerl.training.loop.evaluation import PointTally, evaluate, sample
 from scalerl.training.loop.evaluator import Evaluated, HeldOut, Snapshot
 from scalerl.training.models.policy import Policy
 from scalerl.training.models.routing import routing_of
@@ -85,10 +85,10 @@ class SnapshotEvaluator:
         began, flops, step = time.perf_counter(), self._engine.work.flops, snapshot.step
         self._engine.swap(step)
         while self._engine.version != step:
-            self._engine.poll(POLL_S)
+            self._engine.poll(ENGINE_POLL_S)
         visits, samples, seed = self._held_out.visits, self._held_out.samples, self._generator.decoding.seed
         source = partial(sample, [self._engine], visits, samples, seed, self._scoring)
-        tally = Points(self._held_out, self._text)
+        tally = PointTally(self._held_out, self._text)
         _, difference = evaluate(source, tally, partial(self._replay, step))
         found = tally.evaluated(snapshot, time.perf_counter() - began, difference)
         notes = *self._notes, *self._scoring.notes()
@@ -97,7 +97,7 @@ class SnapshotEvaluator:
         points = [replace(point, eval_flops=flops, replay_difference=largest) for point in found.points]
         return replace(found, points=points, notes=notes)
 
-    def _replay(self, step: int, tally: Points) -> Difference | None:
+    def _replay(self, step: int, tally: PointTally) -> Difference | None:
         """Compare log-probabilities of the engine with those of the weights that were sent."""
         policy, rollouts = self._policy, tally.replayed()
         if policy is None or not rollouts:  # a vLLM server, which reports the version of every token

@@ -41,7 +41,7 @@ from scalerl.training.loop.inputs import (
     model_inputs,
     prompt_inputs,
 )
-from scalerl.training.loop.progress import Compute, Progress, Stopwatch
+from scalerl.training.loop.progress import Progress, RunCompute, Stopwatch
 from scalerl.training.loop.records import Records
 from scalerl.training.loop.resolve import (
     Inputs,
@@ -75,7 +75,7 @@ from scalerl.training.models.sizes import SizedModel
 from scalerl.training.models.text import TokenText
 from scalerl.training.models.weights import WeightLayout
 from scalerl.training.placement.choices import loop_device, policy_spec
-from scalerl.training.placement.devices import counted
+from scalerl.training.placement.devices import devices_held
 from scalerl.training.placement.sizes import RunSizes
 from scalerl.training.prompts.curriculum import make_curriculum
 from scalerl.training.prompts.dataset import PromptSplit, load_prompts
@@ -225,7 +225,7 @@ def _assemble(
     launch = partial(backend.launch, cure=less)
     pipeline = Pipeline(spec, channels[0], scoring.submit, stop_requested, launch, learner.watch)
 
-    devices = counted(placed.devices)
+    devices = devices_held(placed.devices)
     judge = RunWarnings(config.recipe, sizes.slots, config.main_tasks, default_axis(config))
     return Run(
         config=config,
@@ -238,7 +238,7 @@ def _assemble(
         pipeline=pipeline,
         learner=learner,
         progress=overrule(from_plain(Progress, state["progress"]), display) if state else Progress(),
-        compute=Compute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline),
+        compute=RunCompute(Stopwatch(3600.0 * state.get("device_hours", 0.0) / devices.held), devices, pipeline),
         records=Records(directory, display, judge),
         store=store_of(config.checkpoint, path),
         inputs=digests,

@@ -16,9 +16,9 @@ from scalerl.training.machines.memory import BF16, FP32
 from scalerl.training.machines.plan import SpeedInputs, expected_run, in_units
 from scalerl.training.machines.speed import CALLS_S, CPU_BYTES_PER_S, CPU_SHARE, Assumptions, Gpu
 from scalerl.training.models.sizes import SizedModel, sizes_of
-from scalerl.training.placement.sizes import Pool, RunSizes
+from scalerl.training.placement.sizes import PromptCounts, RunSizes
 from scalerl.training.prompts.dataset import PromptSplit
-from scalerl.training.prompts.layouts import read_rows
+from scalerl.training.prompts.layouts import prompt_rows
 
 MINUTES = 10.0
 """Minutes for which the default for a user's model is chosen on a machine without a GPU."""
@@ -123,7 +123,7 @@ def real_command(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]
     return shlex.join(["scalerl", "train", *([str(file)] if file else []), *words, "--preset", "small"])
 
 
-def laptop_seconds(config: RunConfig, model: SizedModel, pool: Pool, prompt: float) -> float:
+def laptop_seconds(config: RunConfig, model: SizedModel, pool: PromptCounts, prompt: float) -> float:
     """Return the expected duration of a run on a laptop in seconds, with prompts of `prompt` tokens in the mean."""
     speed = Assumptions(LAPTOP_SPEED, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * model.sizes.layers)
     sizes = RunSizes.of(config, model, prompt_tokens=prompt, held_out=pool.held_out)
@@ -134,7 +134,7 @@ MOST_READ = 20_000_000
 """Bytes of prompt files up to which a dry run reads them."""
 
 
-def pool_of(config: RunConfig, split: PromptSplit | None = None) -> Pool:
+def pool_of(config: RunConfig, split: PromptSplit | None = None) -> PromptCounts:
     """Return how many prompts a planned run trains on and holds out, of the tasks that tell without a tokenizer.
 
     Raises:
@@ -142,16 +142,16 @@ def pool_of(config: RunConfig, split: PromptSplit | None = None) -> Pool:
     """
     if split is not None:
         training, held_out = (Counter(prompt.task for prompt in part) for part in (split.training, split.held_out))
-        return Pool(training, held_out)
+        return PromptCounts(training, held_out)
     training, held_out = Counter(), Counter()
     for task in config.data:
         if isinstance(task, GeneratedTask):
             training[task.curve], held_out[task.curve] = task.prompts, config.evaluation.held_out_of(task)
         elif isinstance(task, PromptFile) and is_readable_file(task.path):
-            rows = sum(1 for _ in read_rows(task))
+            rows = sum(1 for _ in prompt_rows(task))
             kept = rows if is_suite(task) else config.evaluation.held_out_of(task, rows)
             training[task.curve], held_out[task.curve] = rows - kept, kept
-    return Pool(training, held_out)
+    return PromptCounts(training, held_out)
 
 
 CHARACTERS, TEMPLATE = 3.0, 20.0
@@ -164,7 +164,7 @@ def mean_prompt(config: RunConfig) -> float:
         row.prompt if isinstance(row.prompt, str) else str(row.prompt)
         for task in config.data
         if isinstance(task, PromptFile) and is_readable_file(task.path)
-        for row in read_rows(task)
+        for row in prompt_rows(task)
     ]
     return sum(map(len, texts)) / len(texts) / CHARACTERS + TEMPLATE if texts else 0.0
 

@@ -95,7 +95,7 @@ class Stopwatch:
 
 
 @dataclass(slots=True)
-class Compute:
+class RunCompute:
     """The device-hours of a run.
 
     Evaluations and checkpoints are excluded, but the generators' work for training during them is included.

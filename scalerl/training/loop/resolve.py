@@ -43,7 +43,7 @@ from scalerl.training.placement.choices import (
 from scalerl.training.placement.devices import (
     GB,
     USABLE,
-    Table,
+    Places,
     check_shared_memory,
     devices,
     gpu_problem,
@@ -51,7 +51,7 @@ from scalerl.training.placement.devices import (
     shares_gpus,
     this_machine,
 )
-from scalerl.training.placement.sizes import CHOSEN, UNREAD, Pool, RunSizes, derived_sizes
+from scalerl.training.placement.sizes import CHOSEN, UNREAD, PromptCounts, RunSizes, derived_sizes
 from scalerl.training.prompts.dataset import PromptSplit, check_enough, load_prompts
 from scalerl.training.prompts.files import on_hub
 
@@ -68,7 +68,7 @@ class Placed:
 
     config: RunConfig
     """Without "auto" for device, types and threads, and with vLLM for the channel."""
-    devices: Table
+    devices: Places
     """Devices of all processes."""
     notes: tuple[str, ...] = ()
     """Reasons of choices that a user would ask about."""
@@ -102,7 +102,7 @@ class Resolved:
     helpers and scoring workers.
 
     Example (the lab): Resolved(config=RunConfig(...), sizes=RunSizes(...), rule=LengthRule(...), environments=False,
-                                agents=False, pool=Pool(...), sources="chosen: 256 slots, ...", notes=(...))
+                                agents=False, pool=PromptCounts(...), sources="chosen: 256 slots, ...", notes=(...))
     """
 
     config: RunConfig
@@ -115,7 +115,7 @@ class Resolved:
     """Whether environments reply to completions."""
     agents: bool
     """Whether programs make rollouts."""
-    pool: Pool
+    pool: PromptCounts
     """Prompts by task."""
     sources: str
     """The sizes with where they are from: measured, given, saved, chosen or assumed."""

@@ -192,7 +192,7 @@ def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
 
 
 def kept_samples(visits: Sequence[Visit], samples: Sequence[int], replayed: Collection[int], count: int) -> set[Pair]:
-    """Return (index of the group, sample) of every rollout of which `evaluation_rows` may make a row, or is replayed.
+    """Return (index of the group, sample) of every rollout of which `evaluated_rows` may make a row, or is replayed.
 
     Args:
         visits: Visits of the evaluation.
@@ -208,7 +208,7 @@ def kept_samples(visits: Sequence[Visit], samples: Sequence[int], replayed: Coll
     return pairs
 
 
-def evaluation_rows(
+def evaluated_rows(
     text: TokenText, step: int, groups: Sequence[ScoredGroup], log_ratios: LogRatios, count: int
 ) -> list[RolloutRow]:
     """Return `count` rows per task of an evaluation: the first rollouts of groups spread over the prompts.

@@ -21,7 +21,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.batch import RolloutTensors
 from scalerl.training.learner.checkpoint import CheckpointStore
 from scalerl.training.loop.evaluator import Evaluator, HeldOut
-from scalerl.training.loop.progress import Compute, Progress
+from scalerl.training.loop.progress import Progress, RunCompute
 from scalerl.training.loop.records import Records
 from scalerl.training.models.sizes import ModelSizes
 from scalerl.training.models.text import TokenText
@@ -49,7 +49,7 @@ class Run:
     pipeline: Pipeline
     learner: Learner
     progress: Progress
-    compute: Compute
+    compute: RunCompute
     records: Records
     store: CheckpointStore
     inputs: Mapping[str, Any]

@@ -24,7 +24,7 @@ def run_info(config: RunConfig, devices: float = 1.0) -> RunInfo:
     suites = tuple(task for task in config.tasks if task not in config.main_tasks)
     return RunInfo(
         title=config.recipe.name,
-        about=about(config),
+        about=about_run(config),
         axis=default_axis(config),
         tasks={task: (0.0, 1.0) for task in config.main_tasks},
         suites=suites,
@@ -65,7 +65,7 @@ def _noise_note(config: RunConfig) -> str:
     return f"{amount} of the reference answers are wrong on purpose, which caps the pass rate"
 
 
-def about(config: RunConfig) -> str:
+def about_run(config: RunConfig) -> str:
     """Return what a run does, in a few sentences for readers who do not know it."""
     recipe, notes = config.recipe, "; ".join(data_notes(config))
     model = config.model.path if isinstance(config.model, HuggingFaceModel) else "a tiny Qwen3"

@@ -24,7 +24,7 @@ from scalerl.training.engines.local.torch_engine import check_cached_logps
 from scalerl.training.engines.schedule import schedule_of
 from scalerl.training.engines.testing import check_engine_plugin
 from scalerl.training.learner.checkpoint import save_state
-from scalerl.training.loop.warm_start import fault, warm_start, warm_start_directory
+from scalerl.training.loop.warm_start import warm_start, warm_start_directory, warm_start_fault
 from scalerl.training.models.build import PolicySpec
 from scalerl.training.models.files import check_model_files
 from scalerl.training.models.loading import load_config
@@ -58,7 +58,7 @@ def model_path_of(
         check_model_files(model.path)
         return model.path
     directory = warm_start_directory(model, data)
-    if not (problem := fault(directory)):
+    if not (problem := warm_start_fault(directory)):
         return str(directory)
     if directory.exists():
         note(f"warm start: {directory} is damaged, so it is trained again: {problem}")

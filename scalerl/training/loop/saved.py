@@ -13,7 +13,7 @@ from scalerl.core.errors import ConfigError, short
 from scalerl.core.manifest import Damaged, check_files
 from scalerl.core.serialization import leaves, to_plain
 from scalerl.training.config import RunConfig, by_name, parse_config, read_config, to_toml
-from scalerl.training.config.base import LISTED, replace
+from scalerl.training.config.base import MOST_LISTED, replace
 from scalerl.training.config.recipe import LaterRate
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.batch import TrainBatch
@@ -287,10 +287,10 @@ def continued_config(
         same = replace(same, recipe=replace(same.recipe, optimizer=optimizer))
     if same != before:
         changed = config_changes(before, same)
-        more = f", and {len(changed) - LISTED} more" if len(changed) > LISTED else ""
+        more = f", and {len(changed) - MOST_LISTED} more" if len(changed) > MOST_LISTED else ""
         raise ConfigError(
-            f"{path}: got {', '.join(changed[:LISTED])}{more} in an option or in config.toml, which would make it a "
-            f"different run; allowed: --steps, --{LEARNING_RATE}, "
+            f"{path}: got {', '.join(changed[:MOST_LISTED])}{more} in an option or in config.toml, which would make it "
+            f"a different run; allowed: --steps, --{LEARNING_RATE}, "
             f"{', '.join(map('.'.join, MACHINE_SIZES))}, and the fields of {', '.join(FREE_FIELDS)}. Undo "
             f"the change to resume, or start a new run: scalerl train {path}/config.toml --run-dir ANOTHER"
         )

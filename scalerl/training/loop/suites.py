@@ -52,7 +52,7 @@ MOST_SLOTS = 256
 SERVED_SLOTS = 256
 """Sequences that a vLLM server decodes together."""
 
-RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max", "token_detail")
+TRAINING_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max", "token_detail")
 """Columns of a training run's rollouts that have no meaning in an evaluation."""
 
 
@@ -285,7 +285,7 @@ class Texts(Verdicts):
         """Add the scored group of a prompt."""
         super().add(index, scored)
         rows = [rollout_row(self._text, 0, scored, sample) for sample in range(len(scored.scores))]
-        self._waiting[index] = [json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) for row in rows]
+        self._waiting[index] = [json.dumps({k: v for k, v in row.items() if k not in TRAINING_COLUMNS}) for row in rows]
         while (lines := self._waiting.pop(self._written, None)) is not None:
             self._file.writelines(line + "\n" for line in lines)
             self._written += 1

@@ -59,7 +59,7 @@ def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
     return cache_root() / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
 
-def fault(directory: Path) -> str:
+def warm_start_fault(directory: Path) -> str:
     """Return why a directory is no warm start as it was written; empty if it is one."""
     try:
         check_files(directory)
@@ -82,7 +82,7 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     Raises:
         ConfigError: The model did not pass the gate, or could not be saved; nothing is saved.
     """
-    if not (problem := fault(directory)):
+    if not (problem := warm_start_fault(directory)):
         return directory
     if directory.parent == cache_root():
         shutil.rmtree(directory, ignore_errors=True)  # damaged, for example by a loss of power
@@ -140,7 +140,7 @@ def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], d
         seal(temporary, 0)
         temporary.rename(directory)  # replaces an empty directory; fails if it is not empty
     except OSError:
-        if fault(directory):  # otherwise another process saved the same model
+        if warm_start_fault(directory):  # otherwise another process saved the same model
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

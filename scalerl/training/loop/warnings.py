@@ -50,7 +50,7 @@ RECENT = 0.2
 MOVED = 3.0
 """A metric has moved if its recent mean is this many standard deviations away from the earlier one."""
 
-LEAST_ROWS = 20
+LEAST_STEPS = 20
 
 FALLING = "falling "
 """Start of the keys of warnings about falling curves; the task follows."""
@@ -232,7 +232,7 @@ def moved(rows: MetricRows) -> list[str]:
     changes = []
     for column, name in WATCHED.items():
         values = [value for row in rows if math.isfinite(value := number(row.get(column)))]
-        if len(values) < LEAST_ROWS:
+        if len(values) < LEAST_STEPS:
             continue
         before, now = values[:-recent], values[-recent:]
         mean, level = _mean(before), _mean(now)

@@ -45,7 +45,7 @@ RANKS_PER_CORE = 8
 SLOW_BELOW = 0.5
 """Share of the bandwidth that plans assume below which a pair of hosts is slow."""
 
-Outcome = tuple[str, str]
+CheckResult = tuple[str, str]
 """Verdict and text."""
 
 
@@ -115,9 +115,9 @@ class Site:
             self.problem = str(error)
             self.table = {("trainer", n): Place(host, (gpu,)) for n, (host, gpu) in enumerate(gpus)}
 
-    def check(self, name: str) -> Outcome:
+    def check(self, name: str) -> CheckResult:
         """Run a check; raises what it raises."""
-        return CHECKS[name](self)
+        return DOCTOR_CHECKS[name](self)
 
     def ask(self, method: str, *arguments: Any, of: str = "first") -> list[Any]:
         """Call a method of Probes and return their answers; see `group`."""
@@ -180,7 +180,7 @@ def _on_hosts(ray: Any, places: Sequence[Place], limit_s: float) -> RemoteGroup:
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def versions(site: Site) -> Outcome:
+def versions(site: Site) -> CheckResult:
     """Check the versions on every host against the supported ranges, and against each other."""
     place = site.config.placement
     serves = place.engine == "vllm" and not place.servers
@@ -202,7 +202,7 @@ def versions(site: Site) -> Outcome:
     return (FAILS, "; ".join(bad)) if bad else (WORKS, ", ".join(f"{name} {installed[name]}" for name in installed))
 
 
-def gpus(site: Site) -> Outcome:
+def gpus(site: Site) -> CheckResult:
     """Check the GPUs of every process: that they are visible, free, large enough and of one model."""
     reports: list[HostReport] = site.ask("look", of="all")
     bad = [site.problem] if site.problem else []
@@ -224,7 +224,7 @@ def gpus(site: Site) -> Outcome:
     return (SLOW, f"{text}; the slowest sets the pace: use one model of GPU") if len(names) > 1 else (WORKS, text)
 
 
-def network(site: Site) -> Outcome:
+def network(site: Site) -> CheckResult:
     """Check TCP between all hosts, then all-reduce and sending between all pairs, over NCCL or gloo."""
     device = site.config.hardware.device
     if site.ray:  # the shared processes hold the GPUs
@@ -233,7 +233,7 @@ def network(site: Site) -> Outcome:
         return meeting(group, site.limit_s, device)
 
 
-def meeting(group: RemoteGroup, limit_s: float, device: str) -> Outcome:
+def meeting(group: RemoteGroup, limit_s: float, device: str) -> CheckResult:
     """Let Probes form a process group and exchange tensors, on cuda or cpu; each step has the time limit."""
     library, variable = ("NCCL", "NCCL_SOCKET_IFNAME") if device == "cuda" else ("gloo", "GLOO_SOCKET_IFNAME")
     addresses, meetings = zip(*group.call("listen", timeout_s=limit_s), strict=True)
@@ -262,7 +262,7 @@ def meeting(group: RemoteGroup, limit_s: float, device: str) -> Outcome:
     return WORKS, text
 
 
-def room(site: Site) -> Outcome:
+def room(site: Site) -> CheckResult:
     """Check the disk of ./runs, /dev/shm, and the memory that carries weights to the engines."""
     from scalerl.training.machines.connect import shared_memory
 
@@ -283,7 +283,7 @@ def room(site: Site) -> Outcome:
     return WORKS, f"{text}, {disk_bytes(run) / GB:.2g} GB needed"
 
 
-def vllm(site: Site) -> Outcome:
+def vllm(site: Site) -> CheckResult:
     """Check a vLLM server with the model in miniature, or that the servers given by address answer."""
     from scalerl.training.engines.vllm.server import wait_for_server
 
@@ -295,7 +295,7 @@ def vllm(site: Site) -> Outcome:
     return WORKS, group.call("vllm", site.config, site.start_s, timeout_s=limit_s)[0]
 
 
-CHECKS: dict[str, Callable[[Site], Outcome]] = {
+DOCTOR_CHECKS: dict[str, Callable[[Site], CheckResult]] = {
     "versions": versions,
     "GPUs": gpus,
     "learner": lambda site: (WORKS, site.ask("learner", site.config)[0]),
@@ -310,7 +310,7 @@ CHECKS: dict[str, Callable[[Site], Outcome]] = {
 def examine(
     config: RunConfig | None,
     limit_s: float = DOCTOR_CALL_S,
-    checks: Iterable[str] = CHECKS,
+    checks: Iterable[str] = DOCTOR_CHECKS,
     start_s: float = DOCTOR_START_S,
 ) -> Iterator[Finding]:
     """Run checks and yield their findings, in a second process, and in a new one after a crash or a time limit.

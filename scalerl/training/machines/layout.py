@@ -20,7 +20,7 @@ from scalerl.training.machines.memory import (
     trainer_memory,
 )
 from scalerl.training.models.sizes import SizedModel
-from scalerl.training.placement.devices import GB, USABLE, Table, described, devices, gpus_of
+from scalerl.training.placement.devices import GB, USABLE, Places, device_lines, devices, gpus_of
 from scalerl.training.placement.sizes import RunSizes
 
 
@@ -34,7 +34,7 @@ class Layout:
     """
 
     run: RunSizes
-    devices: Table
+    devices: Places
     """Devices of all processes."""
     gpus: int
     """GPUs that the run uses, without those of servers given by address; 0 on CPU."""
@@ -183,7 +183,7 @@ def lines(layout: Layout) -> list[str]:
     served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
     out.append(f"{processes}: {where}{served}")
     note = " (Ray may choose other nodes and GPUs)" if place.backend == "ray" else ""
-    out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
+    out += [f"devices{note}:", *(f"  {line}" for line in device_lines(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
     t, g = layout.trainer, layout.at_limit
     how = ", recomputed" if run.recomputed else ""

@@ -93,7 +93,7 @@ class RunRows(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def read_run(path: Path) -> RunRows:
+def read_speeds(path: Path) -> RunRows:
     """Read a run directory without the first fifth of its steps.
 
     Raises:
@@ -188,7 +188,7 @@ def measure(paths: Sequence[Path]) -> Measured:
     Raises:
         ConfigError: A path is not a run, or its metrics have no decode steps.
     """
-    runs = [read_run(path) for path in paths]
+    runs = [read_speeds(path) for path in paths]
     pairs = [pair for run in runs for pair in zip(run.rows, generator_steps(run), strict=True)]
     rows, steps = [row for row, _ in pairs], [point for _, point in pairs if point]
     trained = [(row, point) for row, point in pairs if row["trained_tokens"]]  # others have no seconds per token

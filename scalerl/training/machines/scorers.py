@@ -17,7 +17,7 @@ from scalerl.training.machines.connect import last_line
 from scalerl.training.rewards.scoring import Pending, Scorer, make_scorer, make_scorers
 from scalerl.training.rewards.user_rewards import Failures, RewardError
 
-GROUPS = 64
+GROUPS_AT_ONCE = 64
 """Groups that are sent to one actor at a time; its process pool limits how many are scored in parallel."""
 
 RESTARTS = 100
@@ -85,7 +85,7 @@ class ActorPool:
         """
         self._ray = ray
         actor = ray.remote(
-            max_concurrency=GROUPS, max_restarts=RESTARTS, max_task_retries=MOST_DEATHS - 1, **resources
+            max_concurrency=GROUPS_AT_ONCE, max_restarts=RESTARTS, max_task_retries=MOST_DEATHS - 1, **resources
         )(ScorerActor)
         settings = replace(settings, workers=settings.processes(1))
         self._actors = [actor.remote(tasks, settings) for _ in range(count)]

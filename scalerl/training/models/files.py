@@ -16,7 +16,7 @@ from scalerl.core.files import read_json, trouble
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """NAME or OWNER/NAME."""
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Suffixes of pickled weights. Reading a pickle can run any code."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -43,7 +43,7 @@ def check_model_files(path: str, *, weights: bool = True) -> None:
 
 
 def _refuse_file(file: Path) -> None:
-    if file.suffix in PICKLES:
+    if file.suffix in PICKLE_SUFFIXES:
         raise ConfigError(
             f"model.path: {file} is a pickle, which is not read because it can run any code; {CONVERT_FORMAT}"
         )
@@ -131,7 +131,7 @@ def _check_weights(directory: Path) -> None:
         _check_shards(directory)
         return
     files = sorted(file.name for file in directory.iterdir() if file.is_file())
-    pickles = [name for name in files if name.endswith(PICKLES) and name != "training_args.bin"]
+    pickles = [name for name in files if name.endswith(PICKLE_SUFFIXES) and name != "training_args.bin"]
     shards = [name for name in files if name.endswith(".safetensors")]
     if shards:
         raise ConfigError(f"model.path: {directory} has {shards[0]} and no {INDEX}; download the whole model again")

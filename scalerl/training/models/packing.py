@@ -133,7 +133,7 @@ class Segments:
     def buckets(self) -> tuple[Bucket, ...]:
         """The sequences in buckets, in order."""
         buckets, start = [], self.start
-        for part in neighbors(self.lengths):
+        for part in length_buckets(self.lengths):
             buckets.append(Bucket.of(start, part, self.device))
             start += sum(part)
         return tuple(buckets)
@@ -178,7 +178,7 @@ class Segments:
         return torch.cat(parts)[None]
 
 
-def neighbors(lengths: Sequence[int]) -> Iterator[list[int]]:
+def length_buckets(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the sequence lengths of each bucket."""
     part: list[int] = []
     shortest = longest = 0

@@ -33,7 +33,7 @@ DEQUANTIZE = (
     "Make one: python -c \"from scalerl.training.models.loading import load_model as L; L('OLD', 'main', 'bfloat16')"
     ".save_pretrained('NEW')\", and copy the tokenizer's files"
 )
-ADVICE = {"bitsandbytes": f"{ORIGINAL}, or {CONVERT_QUANTIZED}"}
+CONVERSIONS = {"bitsandbytes": f"{ORIGINAL}, or {CONVERT_QUANTIZED}"}
 """What helps with a method, if it is more than the original model."""
 
 
@@ -69,7 +69,7 @@ def check_quantization(path: str, quantization: Mapping[str, Any]) -> None:
     form = f" ({quantization['format']})" if quantization.get("format") else ""
     raise ConfigError(
         f"model.path: {path} is quantized with {method}{form}, and training needs weights in full precision; allowed: "
-        f"weights that are not quantized, or FP8 and MXFP4, which are dequantized. {ADVICE.get(method, ORIGINAL)}"
+        f"weights that are not quantized, or FP8 and MXFP4, which are dequantized. {CONVERSIONS.get(method, ORIGINAL)}"
     )
 
 
@@ -77,7 +77,7 @@ FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 """Formats of compressed-tensors that hold FP8 weights with scales."""
 
 
-class Reading:
+class ComputedWeight:
     """A weight that is computed when it is indexed, as transformers does with the slices of a file."""
 
     def __init__(self, read: Callable[[], Tensor], shape: list[int]) -> None:
@@ -99,7 +99,7 @@ def full_weights(directory: Path, quantization: Mapping[str, Any]) -> dict[str, 
     """Return the weights of a quantized checkpoint by their names without quantization, to be read one at a time.
 
     Returns:
-        Slices of safetensors, and `Reading`s in float32.
+        Slices of safetensors, and `ComputedWeight`s in float32.
 
     Raises:
         ConfigError: A weight has no scale, or is quantized in another way.
@@ -119,12 +119,12 @@ def full_weights(directory: Path, quantization: Mapping[str, Any]) -> dict[str, 
         stem = name.removesuffix("_blocks")
         if stem != name and f"{stem}_scales" in slices:
             experts, rows, groups = slices[f"{stem}_scales"].get_shape()
-            weights[stem] = Reading(_mxfp4(part, slices[f"{stem}_scales"]), [experts, 32 * groups, rows])
+            weights[stem] = ComputedWeight(_mxfp4(part, slices[f"{stem}_scales"]), [experts, 32 * groups, rows])
         elif kind in FLOAT8:
             scale = next((slices[s] for s in (f"{name}_scale_inv", f"{name}_scale") if s in slices), None)
             if scale is None:
                 raise ConfigError(f"{place} is {kind} without a scale. {ORIGINAL}")
-            weights[name] = Reading(_float8(part, scale, block, place), part.get_shape())
+            weights[name] = ComputedWeight(_float8(part, scale, block, place), part.get_shape())
         elif kind in INTEGERS and len(part.get_shape()) > 1 and not name.endswith("_scales"):
             raise ConfigError(f"{place} is packed in {kind}, which cannot be dequantized here. {ORIGINAL}")
         elif not (_is_scale(name, slices) or UNUSED_SCALES.search(name)):

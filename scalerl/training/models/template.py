@@ -24,7 +24,7 @@ MOST_CHARACTERS = 1_000_000
 LONGEST_TOKEN = 128
 """Characters of the longest tokens, which are spaces. A message of megabytes would take seconds to encode."""
 
-CLOCK = "strftime_now"
+CLOCK_FUNCTION = "strftime_now"
 """Function of templates that formats the present time: `strftime_now("%d %B %Y")`, in Llama 3.2, SmolLM3, GPT-OSS."""
 
 _DIRECTIVE = re.compile(r"%[-_0^#]?[a-zA-Z]")
@@ -153,7 +153,7 @@ TEMPLATE_ADVICE = "repair chat_template in the tokenizer's files, or set data.ch
 
 def prints_date(tokenizer: Any) -> bool:
     """Return whether the tokenizer's chat template asks for today's date."""
-    return CLOCK in str(tokenizer.chat_template or "")
+    return CLOCK_FUNCTION in str(tokenizer.chat_template or "")
 
 
 def _with_date(template: str, day: str) -> str:

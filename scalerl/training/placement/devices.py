@@ -31,10 +31,10 @@ default (0.32 and 0.33), so that it has a little more room than planned."""
 NODE = 8
 """GPUs of a node, if the cluster is not known."""
 
-SHOWN = 16
+SHOWN_HOSTS = 16
 """Hosts that are printed."""
 
-LEAST_SHARE = 0.05
+LEAST_OF_GPU = 0.05
 """Smallest share of a GPU's memory that a vLLM server can start with."""
 
 
@@ -82,7 +82,7 @@ class Place:
         return {"num_cpus": self.cpus, "num_gpus": len(self.gpus)}
 
 
-Table = Mapping[tuple[str, int], Place]
+Places = Mapping[tuple[str, int], Place]
 """(kind of process, number from 0) -> its devices; the kinds are trainer, generator, evaluator and scorer."""
 
 
@@ -101,7 +101,7 @@ class Devices:
     """GPUs of the evaluation process, including one that it shares; 1 on CPU."""
 
 
-def devices(run: RunSizes, hosts: Sequence[Host] | None = None, trainer_bytes: Callable[[], float] = float) -> Table:
+def devices(run: RunSizes, hosts: Sequence[Host] | None = None, trainer_bytes: Callable[[], float] = float) -> Places:
     """Assign GPUs and cores to all processes of a run.
 
     Trainer ranks come first, then engines, each on the first host with enough free GPUs. Local torch engines share the
@@ -199,11 +199,11 @@ def _share(run: RunSizes, hosts: Sequence[Host], trainer_bytes: Callable[[], flo
     place, gpu_gb = run.placement, hosts[0].gpu_gb or run.placement.gpu_gb
     servers = -(-(place.engines + run.evaluation.overlap) // place.trainer_ranks)
     share = math.floor(100 * (USABLE - trainer_bytes() / (gpu_gb * GB)) / servers) / 100
-    if place.tensor_parallel > 1 or share < LEAST_SHARE:
+    if place.tensor_parallel > 1 or share < LEAST_OF_GPU:
         raise ConfigError(
             f"placement: the trainer ({trainer_bytes() / GB:.1f} GB) and {servers} vLLM servers of "
             f"{place.tensor_parallel} GPUs share one GPU of {gpu_gb:g} GB, which leaves {max(0.0, share):.0%} for each "
-            f"server; allowed: at least {LEAST_SHARE:.0%} and tensor_parallel = 1. Use more GPUs, a smaller model, or "
+            f"server; allowed: at least {LEAST_OF_GPU:.0%} and tensor_parallel = 1. Use more GPUs, a smaller model, or "
             "learner.gradient_checkpointing = true"
         )
     return share
@@ -268,7 +268,7 @@ def driver_advice(cuda: str | None, driver: str) -> str:
     )
 
 
-def check_shared_memory(table: Table, free_of: Callable[[Collection[str]], Mapping[str, int]] | None = None) -> None:
+def check_shared_memory(table: Places, free_of: Callable[[Collection[str]], Mapping[str, int]] | None = None) -> None:
     """Check that NCCL and vLLM can share memory between the GPU processes of each host.
 
     Args:
@@ -301,30 +301,30 @@ def shared_free() -> int:
     return shutil.disk_usage("/dev/shm").free
 
 
-def served_places(place: Placement, device: str) -> Table:
+def served_places(place: Placement, device: str) -> Places:
     """Return the devices of vLLM servers that have this machine to themselves."""
     gpus, own = this_machine().gpus if device == "cuda" else (), place.gpus_of_a_generator
     return {("generator", n): Place(gpus=gpus[n * own : (n + 1) * own]) for n in range(place.engines)}
 
 
-def counted(table: Table) -> Devices:
+def devices_held(table: Places) -> Devices:
     """Return the number of devices in a table; servers given by address count too."""
     sets = (("trainer", "generator"), ("generator",), ("evaluator",))
     return Devices(*(max(1, len(gpus_of(table, *kinds))) for kinds in sets))
 
 
-def gpus_of(table: Table, *kinds: str) -> set[tuple[str, str]]:
+def gpus_of(table: Places, *kinds: str) -> set[tuple[str, str]]:
     """Return (host, GPU) of every GPU that processes of these kinds use."""
     return {(at.host, gpu) for (kind, _), at in table.items() if kind in kinds for gpu in at.gpus}
 
 
-def needs(table: Table) -> dict[str, float]:
+def needs(table: Places) -> dict[str, float]:
     """Return the cores (CPU) and GPUs of all actors."""
     actors = [at for at in table.values() if at.cpus]
     return {"CPU": sum(at.cpus for at in actors), "GPU": float(sum(len(at.gpus) for at in actors))}
 
 
-def described(table: Table) -> list[str]:
+def device_lines(table: Places) -> list[str]:
     """Return one line per host with its processes and their GPUs, for the first hosts."""
     hosts: dict[str, list[str]] = {}
     for (kind, number), at in table.items():
@@ -332,5 +332,5 @@ def described(table: Table) -> list[str]:
             share = f" ({at.share:.0%} of the memory)" if at.share else ""
             hosts.setdefault(at.host, []).append(f"{kind} {number + 1} on GPU {'+'.join(at.gpus)}{share}")
     lines = [f"{host}: {', '.join(processes)}" for host, processes in hosts.items()]
-    rest = len(lines) - SHOWN
-    return [*lines[:SHOWN], *([f"and {rest} more of the same form"] if rest > 0 else [])]
+    rest = len(lines) - SHOWN_HOSTS
+    return [*lines[:SHOWN_HOSTS], *([f"and {rest} more of the same form"] if rest > 0 else [])]

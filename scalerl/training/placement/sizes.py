@@ -250,19 +250,19 @@ def kept_busy(recipe: Recipe, mean_share: float) -> float:
     return (recipe.off_policy.max_lag + 1) * mean_share * recipe.completions_per_step
 
 
-class Pool(NamedTuple):
+class PromptCounts(NamedTuple):
     """Prompts of a run by task, as far as they are known.
 
-    Example: Pool(training={"gsm8k": 7273}, held_out={"gsm8k": 200})
+    Example: PromptCounts(training={"gsm8k": 7273}, held_out={"gsm8k": 200})
     """
 
     training: Mapping[str, int]
     held_out: Mapping[str, int]
 
 
-def derived_sizes(config: RunConfig, pool: Pool | None = None) -> list[str]:
+def derived_sizes(config: RunConfig, pool: PromptCounts | None = None) -> list[str]:
     """Return the derived sizes as lines of text, for the start of a run; `pool` has its prompts, if they are known."""
-    pool = pool or Pool({}, {})
+    pool = pool or PromptCounts({}, {})
     recipe, checks = config.recipe, config.evaluation
     total = recipe.completions_per_step
     longest = recipe.length.max_tokens

@@ -37,7 +37,7 @@ from scalerl.training.config.run import Evaluation, Scoring
 from scalerl.training.models.template import check_tools, render, template_notes
 from scalerl.training.models.text import encoded, tokens_of_prompts
 from scalerl.training.prompts.cache import PromptCache
-from scalerl.training.prompts.layouts import PromptRow, read_rows
+from scalerl.training.prompts.layouts import PromptRow, prompt_rows
 from scalerl.training.prompts.sources import agent_rows, custom_rows, environment_rows, gym_rows
 from scalerl.training.rewards.calls import FORM
 from scalerl.training.rewards.checks import check_tests
@@ -254,7 +254,7 @@ def _sendable(rows: list[PromptRow], of_file: bool) -> tuple[list[PromptRow], li
 
 def _file_rows(data: PromptFile, held_out: int, step: Step) -> tuple[list[PromptRow], list[str]]:
     unique, count = dict[str, PromptRow](), 0
-    for row in read_rows(data):
+    for row in prompt_rows(data):
         count += 1
         unique[row.id] = row
     notes = [f"dropped {count - len(unique)} duplicate rows of {data.path}"] if len(unique) < count else []

@@ -22,7 +22,7 @@ DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(?<!\.csv|\.
 BOM = b"\xef\xbb\xbf"
 
 
-LONGEST_LINE = 64 << 20
+MOST_LINE_BYTES = 64 << 20
 """Longest line of a JSONL file, bytes."""
 
 MOST_EMPTY = 1 << 20
@@ -168,12 +168,12 @@ def _gzipped(path: Path) -> Iterator[FileRow]:
 def _lines(file: BinaryIO, path: Path) -> Iterator[FileRow]:
     """Yield one row per line. Lines end only at newlines, because U+2028 and others may occur in a JSON string."""
     number, empty = 0, 0
-    while line := file.readline(LONGEST_LINE + 1):
+    while line := file.readline(MOST_LINE_BYTES + 1):
         number += 1
         source = f"{path} line {number}"
-        if len(line) > LONGEST_LINE:
+        if len(line) > MOST_LINE_BYTES:
             raise ConfigError(
-                f"{source}: the line is longer than {LONGEST_LINE >> 20} MiB; allowed: one JSON object per line, or "
+                f"{source}: the line is longer than {MOST_LINE_BYTES >> 20} MiB; allowed: one JSON object per line, or "
                 "Parquet for longer rows"
             )
         if number == 1:

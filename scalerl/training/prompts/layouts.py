@@ -83,7 +83,7 @@ ANSWERLESS = frozenset({"code", "judge"})
 """Verifiers that use other columns, so that a row needs no answer."""
 
 
-def read_rows(data: PromptFile) -> Iterator[PromptRow]:
+def prompt_rows(data: PromptFile) -> Iterator[PromptRow]:
     """Yield the rows of a file or hub data set, in their order.
 
     Raises:

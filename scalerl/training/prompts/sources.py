@@ -23,7 +23,7 @@ from scalerl.training.rewards.reasoning_gym import make_entries
 from scalerl.training.rewards.turns import is_chat
 from scalerl.training.rewards.verifiers_environments import load_environment
 
-MOST_ENTRIES = 4
+ENTRIES_PER_PROMPT = 4
 """Largest number of entries created per required prompt. With fewer distinct ones, the run does not start."""
 
 
@@ -35,7 +35,7 @@ def gym_rows(task: ReasoningGymTask, held_out: int, step: Step) -> tuple[list[Pr
     """
     count = task.prompts + held_out
     rows = []
-    for number, entry in make_entries(task.dataset, task.seed, task.parameters, MOST_ENTRIES * count, count):
+    for number, entry in make_entries(task.dataset, task.seed, task.parameters, ENTRIES_PER_PROMPT * count, count):
         columns = {name: getattr(task, name) for name in ("dataset", "parameters", "pass_score")} | {"entry": entry}
         answer = "" if entry["answer"] is None else str(entry["answer"])
         rows.append(PromptRow(entry["question"], answer, columns, f"{task.dataset} entry {number}"))

@@ -229,7 +229,7 @@ def phrase(text: str) -> AnswerSpan | None:
     for match in reversed(list(_PHRASE.finditer(text))[-MOST_BOXES:]):
         if fields and fields[0].end > match.start():
             break
-        if _OTHER.search(text[max(0, match.start() - LONGEST_WORD) : match.start()]):
+        if _OTHER.search(text[max(0, match.start() - LOOKBACK_CHARACTERS) : match.start()]):
             continue
         tail = text[match.end() : match.end() + LONGEST_PHRASE]
         tail = _EMPHASIS.sub("", tail).lstrip(" \t\n*:：}_`")
@@ -250,7 +250,7 @@ def phrase(text: str) -> AnswerSpan | None:
 
 _OTHER = re.compile(r"\b(?:wrong|incorrect|mistaken|false|previous|initial|earlier|original|other|another)\s+$", re.I)
 """What makes an answer another one than that of the text, as in "a wrong answer is 8"."""
-LONGEST_WORD = 20
+LOOKBACK_CHARACTERS = 20
 """Characters before a phrase in which such a word is looked for."""
 _COMMENT = re.compile(
     r"(?:\w+ly\s+)?(?:correct|right|wrong|incorrect|valid|invalid|verified|checked|confirmed|consistent|reasonable|clear|"

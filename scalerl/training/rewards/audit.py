@@ -16,10 +16,10 @@ from scalerl.reading.curves.estimate import percent
 from scalerl.training.rewards.base import Verdict
 
 
-class Case(NamedTuple):
+class AuditCase(NamedTuple):
     r"""A completion with the verdict that its author would give.
 
-    Example: Case(completion=r"\boxed{0.5}", answer="1/2", expected=True, kind="fractions")
+    Example: AuditCase(completion=r"\boxed{0.5}", answer="1/2", expected=True, kind="fractions")
     """
 
     completion: str
@@ -95,7 +95,7 @@ def _number(value: float) -> float | None:
     return None if value != value else value
 
 
-def audit_verifier(verify: Callable[[Prompt, str], Verdict], cases: Iterable[Case] = ()) -> Audit:
+def audit_verifier(verify: Callable[[Prompt, str], Verdict], cases: Iterable[AuditCase] = ()) -> Audit:
     """Return the audit of a verifier on cases; those of `CASES` if none are given."""
     audit = Audit()
     for number, case in enumerate(tuple(cases) or CASES):
@@ -108,11 +108,11 @@ def audit_verifier(verify: Callable[[Prompt, str], Verdict], cases: Iterable[Cas
     return audit
 
 
-def _cases(kind: str, *rows: tuple[str, str, bool]) -> list[Case]:
-    return [Case(completion, answer, expected, kind) for completion, answer, expected in rows]
+def _cases(kind: str, *rows: tuple[str, str, bool]) -> list[AuditCase]:
+    return [AuditCase(completion, answer, expected, kind) for completion, answer, expected in rows]
 
 
-CASES: Sequence[Case] = (
+CASES: Sequence[AuditCase] = (
     *_cases("form", ("<answer>42</answer>", "42", True), ("I count 41. <Answer>42</Answer>", "41", False),
             (r"\boxed{7}. No: \boxed{8}", "8", True), (r"\boxed{7}. No: \boxed{8}", "7", False),
             ("The answer is 71.\n#### 72", "72", True), (r"\fbox{42}", "42", True), ("答案是：42。", "42", True),

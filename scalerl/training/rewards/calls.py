@@ -47,7 +47,7 @@ class CallForm(NamedTuple):
     example: str
 
 
-def read_json(text: str) -> Any:
+def read_call_json(text: str) -> Any:
     """Read a JSON value, or several with a semicolon between them, as Llama writes them."""
     try:
         return parse_json(text)
@@ -139,28 +139,28 @@ CALL_FORMS = (
          "<tool_call>\n<function=look_up>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"),
     CallForm("glm", rf"<tool_call>{_NAME}\s*(?P<arguments>(?=</tool_call>)|<arg_key>.*?)(?:</tool_call>|\Z)", read_tags,
          "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"),
-    CallForm("hermes", r"<tool_call>(?P<calls>.*?)(?:</tool_call>|\Z)", read_json,
+    CallForm("hermes", r"<tool_call>(?P<calls>.*?)(?:</tool_call>|\Z)", read_call_json,
          '<tool_call>\n{"name": "look_up", "arguments": {"city": "Rome"}}\n</tool_call>'),
     CallForm("mistral",
          rf"\[TOOL_CALLS\]{_NAME}(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?P<arguments>\{{.*?)(?=\[TOOL_CALLS\]|\Z)",
-         read_json,
+         read_call_json,
          '[TOOL_CALLS]look_up[ARGS]{"city": "Rome"}'),
-    CallForm("mistral-json", r"\[TOOL_CALLS\](?P<calls>.*)", read_json,
+    CallForm("mistral-json", r"\[TOOL_CALLS\](?P<calls>.*)", read_call_json,
          '[TOOL_CALLS] [{"name": "look_up", "arguments": {"city": "Rome"}}]'),
     CallForm("deepseek",
          r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^<\s]+)(?:<｜tool▁sep｜>)?"
          r"\s*(?:```json)?(?P<arguments>.*?)(?:```\s*)?(?:<｜tool▁call▁end｜>|\Z)\s*(?:<｜tool▁calls▁end｜>)?",
-         read_json,
+         read_call_json,
          '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
          "<｜tool▁calls▁end｜>"),
     CallForm("gpt-oss",
          rf"(?:(?:<\|start\|>assistant)?<\|channel\|>\s*commentary\s*)?\bto={_NAME}(?:<\|channel\|>\s*commentary)?"
          r"\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>(?P<arguments>\s*\{.*?)(?:<\|call\|>|<\|end\|>|\Z)",
-         read_json,
+         read_call_json,
          '<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Rome"}<|call|>'),
     CallForm("kimi",
          rf"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>{_NAME}(?::\d+)?\s*<\|tool_call_argument_begin\|>"
-         r"(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)\s*(?:<\|tool_calls_section_end\|>)?", read_json,
+         r"(?P<arguments>.*?)(?:<\|tool_call_end\|>|\Z)\s*(?:<\|tool_calls_section_end\|>)?", read_call_json,
          "<|tool_calls_section_begin|><|tool_call_begin|>functions.look_up:0<|tool_call_argument_begin|>"
          '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>'),
     CallForm("invoke",
@@ -173,10 +173,10 @@ CALL_FORMS = (
     CallForm("marked-json",
          r"(?:<\|tool_call\|>|functools(?=\[)|<tool_calls>|<TOOLCALL>"
          r"|<\|START_ACTION\|>|<\|action_start\|><\|plugin\|>)(?P<calls>.*?)"
-         r"(?:<\|/tool_call\|>|</tool_calls>|</TOOLCALL>|<\|END_ACTION\|>|<\|action_end\|>|\Z)", read_json,
+         r"(?:<\|/tool_call\|>|</tool_calls>|</TOOLCALL>|<\|END_ACTION\|>|<\|action_end\|>|\Z)", read_call_json,
          '<|tool_call|>[{"name": "look_up", "arguments": {"city": "Rome"}}]<|/tool_call|>'),
     CallForm("json", rf"\A{_MARKS}(?P<calls>(?=\{{|\[\s*\{{)(?=.*\"name\")(?=.*\"(?:parameters|arguments)\").*)",
-         read_json, '{"name": "look_up", "parameters": {"city": "Rome"}}'),
+         read_call_json, '{"name": "look_up", "parameters": {"city": "Rome"}}'),
     CallForm("pythonic",
          r"(?:<\|tool_call_start\|>|<\|python_start\|>|<function_calls>)(?P<calls>.*?)"
          r"(?:<\|tool_call_end\|>|<\|python_end\|>|</function_calls>|\Z)", read_python,
@@ -228,7 +228,7 @@ def _read(form: CallForm, match: re.Match[str], tools: Sequence[Mapping[str, Any
         requests = found if several else [{"name": match["name"], "arguments": found}]
         return [_call(request, tools) for request in (requests if isinstance(requests, list) else [requests])]
     except ValueError as error:
-        kind = "JSON" if form.read is read_json else f"of the form {form.name}"
+        kind = "JSON" if form.read is read_call_json else f"of the form {form.name}"
         return [ToolCall("", None, f"the call is not {kind}: {error}; allowed: calls such as {form.example}")]
 
 

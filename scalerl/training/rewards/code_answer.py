@@ -17,11 +17,11 @@ from scalerl.core.errors import short
 from scalerl.training.rewards.answers import tagged
 from scalerl.training.rewards.base import judged_text, without_marks
 
-TAG = r"<[/|｜]?[A-Za-z][^<>\s]{0,40}>"
+TAG_PATTERN = r"<[/|｜]?[A-Za-z][^<>\s]{0,40}>"
 """A tag such as </answer> or <|im_end|>, which a model may write next to a block or around a program."""
 PYTHON = re.compile(r"(?:i?python|py)[\d.]*|pypy\d?|pycon")
 """Words after a fence for Python."""
-OTHERS = set(
+OTHER_LANGUAGES = set(
     (  # noqa: SIM905
         "bash sh shell zsh console cpp c++ c cs csharp java javascript js ts typescript go rust json yaml toml xml "
         "html sql output input diff latex tex markdown md makefile r ruby kotlin swift php perl scala haskell"
@@ -29,7 +29,7 @@ OTHERS = set(
 )
 """Words after a fence for other languages, and for input and output."""
 FENCE = re.compile(
-    rf"(?P<indent>[ \t]*(?:> ?)*)(?:{TAG}[ \t]*)*(?P<fence>`{{3,}}|~{{3,}})[ \t]*(?P<mark>[\w+-]*)(?P<rest>.*)"
+    rf"(?P<indent>[ \t]*(?:> ?)*)(?:{TAG_PATTERN}[ \t]*)*(?P<fence>`{{3,}}|~{{3,}})[ \t]*(?P<mark>[\w+-]*)(?P<rest>.*)"
 )
 OPENED = re.compile(r"(?P<indent>)(?P<fence>`{3,})(?P<mark>[A-Za-z][\w+]*)(?P<rest>)\s*$")
 """A fence with a language at the end of a line of text."""
@@ -80,7 +80,7 @@ def blocks(text: str) -> list[Block]:
             continue
         code_blocks.append(Block(opened["mark"].lower(), "".join(lines)))
         word = fence["mark"].lower()
-        starts_another = (PYTHON.fullmatch(word) or word in OTHERS) and not fence["rest"].strip()
+        starts_another = (PYTHON.fullmatch(word) or word in OTHER_LANGUAGES) and not fence["rest"].strip()
         opened, lines = (fence, []) if starts_another else (None, [])
     if opened is not None:
         code_blocks.append(Block(opened["mark"].lower(), "".join(lines)))
@@ -100,10 +100,10 @@ def program_of(completion: str, names: Collection[str] = (), reads: bool = False
         reads: Whether the tests give an input.
     """
     judged = judged_text(completion).replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
-    text, inside = without_marks(judged, TAG), (span := tagged(judged)) and span.text
+    text, inside = without_marks(judged, TAG_PATTERN), (span := tagged(judged)) and span.text
     code_blocks = blocks(inside or "") or blocks(text)
     code_blocks = code_blocks or tagged_code(judged)
-    usable = [Block(mark, repaired_source(body)) for mark, body in code_blocks if mark not in OTHERS]
+    usable = [Block(mark, repaired_source(body)) for mark, body in code_blocks if mark not in OTHER_LANGUAGES]
     for body in (block.body for block in reversed(usable)):
         if (names and names_in(body) >= set(names)) or (reads and READS.search(body) and syntax_tree(body) is not None):
             return body
@@ -204,7 +204,7 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
         entry: Name of the function.
     """
     before = code_of_prompt(prompt)
-    text = without_marks(judged_text(completion), TAG)
+    text = without_marks(judged_text(completion), TAG_PATTERN)
     program = program_of(completion, [entry])
     if program is not None and entry in defined_names(program):
         return program if "from __future__" in program else f"{before}\n\n{program}"
@@ -261,7 +261,7 @@ def defined_names(source: str) -> set[str]:
 NUMBER = re.compile(r"[+-]?((?!0\d)\d{1,800}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 """A number; digits after a leading zero, such as 0010 or 007, are a text."""
 
-ROUNDING = 1e-15
+FLOAT_ROUNDING = 1e-15
 """Largest relative error of a number that a program printed with all digits of a float: 0.30000000000000004 is 0.3."""
 ALL_DIGITS = 16
 """Significant digits of such a number."""
@@ -281,7 +281,7 @@ def same_number(got: str, expected: str, tolerance: float = 0.0) -> bool:
     if value == target:
         return True
     if not tolerance and "." in got and len(re.sub(r"[eE].*|\D", "", got).lstrip("0")) >= ALL_DIGITS:
-        return abs(value - target) <= Decimal(ROUNDING) * abs(target)
+        return abs(value - target) <= Decimal(FLOAT_ROUNDING) * abs(target)
     return bool(tolerance) and abs(value - target) <= Decimal(tolerance) * max(Decimal(1), abs(target))
 
 

@@ -28,7 +28,7 @@ MOST_TRIES = 4
 
 END = object()
 
-SLICE_S = 1.0
+PART_S = 1.0
 """Seconds after which a process hands over the rows that it has made."""
 
 ALLOWED_SCORES = "a number from 0 to 1, True or False, or a pair of that and a reason"
@@ -101,11 +101,11 @@ _unfinished: dict[str, Iterator[dict[str, Any]]] = {}
 
 
 def _more_rows(task: CustomTask, count: int, begun: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return the rows after the first `begun` that are made within `SLICE_S`, at least one, and whether they are all.
+    """Return the rows after the first `begun` that are made within `PART_S`, at least one, and whether they are all.
 
     A time limit of this call is therefore one without a new row, however many rows there are.
     """
-    key, until = repr((task.function, task.params, count)), time.monotonic() + min(SLICE_S, task.start_s / 4)
+    key, until = repr((task.function, task.params, count)), time.monotonic() + min(PART_S, task.start_s / 4)
     with _refused():
         if begun == 0 or key not in _unfinished:
             user_task = task_object({"function": task.function, "params": task.params})

@@ -21,7 +21,7 @@ from scalerl.training.rewards import values
 from scalerl.training.rewards.notation import normal, one_spelling, squeezed
 from scalerl.training.rewards.units import convert
 from scalerl.training.rewards.values import Number, number
-from scalerl.training.rewards.words import WORTH, changes_number
+from scalerl.training.rewards.words import WORD_VALUES, changes_number
 
 REMEMBERED_ANSWERS = 4096
 """Number of parsed answers and comparisons cached per process. Parsing takes 1 to 100 ms, and the completions of a
@@ -180,7 +180,9 @@ def bases(reference: str, answer: str) -> bool | None:
     expected, got = _BASED.fullmatch(reference.lower()), _BASED.fullmatch(answer.lower())
     if not expected or not got or not expected[1][0].isdigit():
         return None
-    return expected[1] == got[1] and str(WORTH.get(expected[2], expected[2])) == str(WORTH.get(got[2], got[2]))
+    return expected[1] == got[1] and str(WORD_VALUES.get(expected[2], expected[2])) == str(
+        WORD_VALUES.get(got[2], got[2])
+    )
 
 
 def numbers(reference: str, answer: str) -> bool | None:
@@ -206,13 +208,13 @@ def _hundredth(value: Number) -> Number:
     return value._replace(value=value.value / 100)
 
 
-EQUALS = re.compile(r"(?<![<>!:])=|\\(?:approx|simeq|sim|equiv|Rightarrow|to)(?![A-Za-z])")
+EQUATION_SIGN = re.compile(r"(?<![<>!:])=|\\(?:approx|simeq|sim|equiv|Rightarrow|to)(?![A-Za-z])")
 """A sign between the sides of an equation."""
 
 
 def sides(text: str) -> list[str]:
     """Return the sides of an equation, or the text as its only side."""
-    return [side.strip(" .,;$*") for side in EQUALS.split(text)]
+    return [side.strip(" .,;$*") for side in EQUATION_SIGN.split(text)]
 
 
 _DOTS = re.compile(r"\\ldots|\.\.\.")
@@ -256,7 +258,7 @@ _INTERVAL = re.compile(r"([(\[\]])([^,;()\[\]]+|[^,;\[\]]+)[,;]([^,;\[\]]+)([)\[
 _OF_SETS = re.compile(r"\\(?:cup|infty|in)(?![a-z])|\[\s*$|^\s*\]")
 _RELATION = re.compile(r"(<|>|\\le(?![a-z])|\\ge(?![a-z]))\s*=?|\\ne(?![a-z])")
 _DISTANCE = re.compile(r"\|\s*([a-z])\s*(?:([-+])\s*([^|]+))?\|\s*(<|>|\\[lg]e)\s*(.+)")
-End = tuple[Any, int]
+IntervalEnd = tuple[Any, int]
 """An end of an interval: its value, and +1 or -1 for what is just above or below it, which an open end starts from."""
 
 
@@ -275,7 +277,7 @@ def intervals(reference: str, answer: str) -> bool | None:
     return None if expected is None or got is None else expected == got
 
 
-def _set_of(text: str) -> list[tuple[End, End]] | None:
+def _set_of(text: str) -> list[tuple[IntervalEnd, IntervalEnd]] | None:
     """Return a set of real numbers as disjoint intervals in order; None if the text is no such set."""
     text = re.sub(r"^\s*\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?[|:]|\\\}\s*$|^\s*[a-z]\s*\\in(?![a-z])", "", text)
     pieces = []
@@ -284,7 +286,7 @@ def _set_of(text: str) -> list[tuple[End, End]] | None:
         if piece is None:
             return None
         pieces.append(piece)
-    joined: list[tuple[End, End]] = []
+    joined: list[tuple[IntervalEnd, IntervalEnd]] = []
     for low, high in sorted(pieces):
         if joined and low <= (joined[-1][1][0], joined[-1][1][1] + 1):
             low, high = joined[-1][0], max(joined.pop()[1], high)
@@ -308,7 +310,7 @@ def _halves(match: re.Match[str]) -> str:
 _TURNED = {ord(">"): "<", ord("g"): "l"}
 
 
-def _piece(part: str) -> tuple[End, End] | None:
+def _piece(part: str) -> tuple[IntervalEnd, IntervalEnd] | None:
     """Return the ends of an interval, or of the numbers that meet inequalities joined by "and"."""
     low, high = (-math.inf, 1), (math.inf, -1)
     if match := _INTERVAL.fullmatch(part):

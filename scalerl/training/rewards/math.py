@@ -15,7 +15,7 @@ from scalerl.training.config.run import Scoring
 from scalerl.training.rewards import equality
 from scalerl.training.rewards.answers import ANSWER_FORM, ANSWER_FORMS, Answer, box, statements
 from scalerl.training.rewards.base import Verdict, verdict
-from scalerl.training.rewards.equality import EQUALS, judge, letters, sides
+from scalerl.training.rewards.equality import EQUATION_SIGN, judge, letters, sides
 from scalerl.training.rewards.notation import LONGEST_ANSWER, lost_backslashes, normal, prose
 from scalerl.training.rewards.repetition import numbers_in_prompt, repeats_expression, spelled, stands_in
 from scalerl.training.rewards.units import together, unit
@@ -208,7 +208,7 @@ def number_stated(gold: str, answer: str, span: str, completion: str) -> str | N
     """
     if (digits := numeral(answer)) is not None:
         return digits
-    parts = sides(answer) if EQUALS.search(answer) else []
+    parts = sides(answer) if EQUATION_SIGN.search(answer) else []
     choice = re.match(r"\s*\\?\(?[A-J]\)?[.:)]?\s+(.+)", normal(answer))
     parts += [choice[1]] if choice else []
     for text in (span, completion):

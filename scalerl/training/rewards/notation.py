@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from scalerl.training.rewards.base import in_braces
-from scalerl.training.rewards.units import CURRENCIES, Amount, amount
+from scalerl.training.rewards.units import CURRENCIES, Quantity, split_amount
 from scalerl.training.rewards.words import in_digits
 
 _GREEK = (  # noqa: SIM905
@@ -448,15 +448,15 @@ LONGEST_ANSWER = 10_000
 
 
 @lru_cache(8192)
-def one_spelling(text: str) -> Amount:
+def one_spelling(text: str) -> Quantity:
     """Return the one spelling of an answer or reference, and its unit."""
     if len(text) > LONGEST_ANSWER:
-        return Amount(text.strip(), "")
+        return Quantity(text.strip(), "")
     text = " ".join(text.split())
     for rule in NOTATION_RULES:
         text = rule(text)
-    text, unit = amount(text)
-    return Amount(" ".join(punctuation(text).split()), unit)
+    text, unit = split_amount(text)
+    return Quantity(" ".join(punctuation(text).split()), unit)
 
 
 def normal(text: str) -> str:

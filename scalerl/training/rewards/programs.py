@@ -43,7 +43,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
         return verdict(
             False, f"got {program!r}; expected a program such as x*3+4, of at most {LONGEST_PROGRAM} characters"
         )
-    points = read_points(prompt.answer)
+    points = points_of_text(prompt.answer)
     assert points, prompt.answer
     results = [(x, run(program, x), y) for x, y in points]
     missed = [f"x = {x} gives {value}, expected {y}" for x, value, y in results if value != y]
@@ -59,7 +59,7 @@ def run(program: str, x: int) -> int:
     return value % 10
 
 
-def read_points(text: str) -> list[tuple[int, int]]:
+def points_of_text(text: str) -> list[tuple[int, int]]:
     """Return the points (x, y) of a prompt or an answer."""
     return [(int(x), int(y)) for x, y in _POINT.findall(text)]
 
@@ -82,7 +82,7 @@ def rows(task: ProgramsTask, count: int) -> list[dict[str, str]]:
 
 def reference(prompt: str, label_noise: float) -> str:
     """Return the points of a prompt and a hidden one, which is wrong for a share of the prompts, chosen by a hash."""
-    shown = read_points(prompt)
+    shown = points_of_text(prompt)
     free = sorted(set(range(10)) - {x for x, _ in shown})
     hidden = free[stream_key("hidden", prompt) % len(free)]
     (_, b), (_, value_at_one) = shown[:2]

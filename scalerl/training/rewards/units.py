@@ -40,7 +40,7 @@ CHINESE = {
     "天": "day", "周": "week", "年": "year", "千克": "kg", "公斤": "kg", "克": "gram", "毫升": "mL", "升": "L",
     "度": "degree", "平方米": "m**2", "平方厘米": "cm**2", "立方米": "m**3", "立方厘米": "cm**3",
 }  # fmt: skip
-COUNTED = frozenset(
+COUNTABLE_UNITS = frozenset(
     "micronit point quarter hand stone rod link chain turn shot bag technical_atmosphere count percent".split()  # noqa: SIM905
 )
 """pint's names of what is a thing in a question: units, points, quarters, circles, cats (centi-at)."""
@@ -48,10 +48,10 @@ UNIT_LETTERS = frozenset("m s g h L l N J W V A K".split())  # noqa: SIM905
 """Letters that are units behind a number and a space; others are variables, and so is a letter without the space."""
 
 
-class Amount(NamedTuple):
+class Quantity(NamedTuple):
     r"""An answer without its unit.
 
-    Example: Amount(text="5\sqrt{3}", unit="centimeter")
+    Example: Quantity(text="5\sqrt{3}", unit="centimeter")
     """
 
     text: str
@@ -112,7 +112,7 @@ def unit(words: str) -> str:
             parts = _registry().Quantity(1, spelled).unit_items()
         except Exception:  # pint raises errors of many kinds, also of Python's tokenizer
             continue
-        if not any(part.endswith(name) for name in COUNTED for part, _ in parts):
+        if not any(part.endswith(name) for name in COUNTABLE_UNITS for part, _ in parts):
             return "*".join(f"{part}**{power}" if power != 1 else part for part, power in sorted(parts))
     return ""
 
@@ -128,18 +128,18 @@ LONGEST_UNIT = 60
 """Characters at the end of an answer in which its unit is looked for."""
 
 
-def amount(text: str) -> Amount:
+def split_amount(text: str) -> Quantity:
     r"""Split an answer into what is measured and its unit; feet and inches, or hours and minutes, are one amount.
 
     Examples: `5\sqrt{3} cm^2` -> `5\sqrt{3}` in `centimeter**2`; `2 hours 30 minutes` -> `150` in `minute`.
     """
     measured = re.search(r"[^\W\d_]|[°€₹$]", text) and ("\\pi" in text or any(map(str.isdigit, text)))
     if not measured or _TIME.search(text) or changes_number(text):
-        return Amount(text, "")
+        return Quantity(text, "")
     if not text.isascii() and (match := _CHINESE.fullmatch(text)):
-        return Amount(match[1], unit(CHINESE.get(match[2], match[2])) or ITEMS)
+        return Quantity(match[1], unit(CHINESE.get(match[2], match[2])) or ITEMS)
     if match := _DEGREES.fullmatch(text):
-        return Amount(match["head"], unit(match["unit"]))
+        return Quantity(match["head"], unit(match["unit"]))
     if parts := together(text):
         return parts
     separated = re.search(r",|\band\b|\bor\b", text) is not None
@@ -150,18 +150,18 @@ def amount(text: str) -> Amount:
             continue
         tail = text[match.start() :]
         if not (glued and len(tail) == 1) and (name := unit(tail)):
-            return Amount(head, name)
+            return Quantity(head, name)
     behind = _BEHIND.fullmatch(text)
     if behind is None:
-        return Amount(text, "")
+        return Quantity(text, "")
     words = behind[2].split()
     if "unit" in behind[2]:
-        return Amount(behind[1], "")
+        return Quantity(behind[1], "")
     names = (unit(" ".join(words[:end])) for end in range(len(words), 0, -1))
-    return Amount(behind[1], next(filter(None, names), ITEMS))
+    return Quantity(behind[1], next(filter(None, names), ITEMS))
 
 
-def together(text: str) -> Amount | None:
+def together(text: str) -> Quantity | None:
     """Return the sum of `2 hours 30 minutes` in the last unit."""
     parts = list(_PART.finditer(text))
     if len(parts) < 2 or "".join(match[0] for match in parts) != text:
@@ -171,7 +171,7 @@ def together(text: str) -> Amount | None:
     values = [number(size.replace(",", "")) for size in sizes if size]
     if len(values) < len(parts) or len(set(names)) < len(parts) or None in values:
         return None
-    return Amount(str(sum(value.value for value in values if value)), names[-1])
+    return Quantity(str(sum(value.value for value in values if value)), names[-1])
 
 
 def convert(text: str, of: str, to: str) -> str | None:

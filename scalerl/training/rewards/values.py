@@ -14,14 +14,14 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-LONGEST_VALUE = 2000
+LONGEST_EXPRESSION = 2000
 """Characters of the longest text that is evaluated."""
-DEEPEST = 40
+DEEPEST_NESTING = 40
 """Deepest nesting of a text that is evaluated."""
-MOST_BITS = 200_000
+COMPUTED_BITS = 200_000
 """Bits of the largest whole number that is computed."""
 MOST_FACTORIAL = 10_000
-DIGITS = 60
+MOST_DIGITS = 60
 """Digits of a number that is no fraction."""
 TOLERANCE, RELATIVE = Fraction(5, 10**7), Fraction(2, 10**5)
 """Distance within which a decimal stands for another number: that of six decimals, and for small numbers this share of
@@ -53,18 +53,18 @@ class Number(NamedTuple):
 
 @cache
 def _digits() -> Any:
-    """Return mpmath's functions with `DIGITS` digits; the precision that SymPy uses stays as it is."""
+    """Return mpmath's functions with `MOST_DIGITS` digits; the precision that SymPy uses stays as it is."""
     import mpmath  # type: ignore[import-untyped]
 
     context = mpmath.mp.clone()
-    context.dps = DIGITS
+    context.dps = MOST_DIGITS
     return context
 
 
 @lru_cache(8192)
 def number(text: str) -> Number | None:
     r"""Return the value of a text: `\frac{1}{2}` and `2\sqrt{3}` have one, `x + 1` has none."""
-    if len(text) > LONGEST_VALUE:
+    if len(text) > LONGEST_EXPRESSION:
         return None
     reader = _Reader(VALUE_TOKEN.findall(text))
     with suppress(*UNREADABLE):
@@ -79,7 +79,7 @@ def is_too_large(text: str) -> bool:
     if re.search(r"!\s*!\s*!", text):
         return True
     try:
-        _Reader(VALUE_TOKEN.findall(text[:LONGEST_VALUE])).sum()
+        _Reader(VALUE_TOKEN.findall(text[:LONGEST_EXPRESSION])).sum()
     except UNREADABLE as error:
         return isinstance(error, TooLarge)
     return False
@@ -135,7 +135,7 @@ class _Reader:
             elif token in ("\\bmod", "\\mod"):
                 self.next()
                 value = value % self.signed()
-            elif token in ("(", "{", "[") or token in LETTERS or token in COMMANDS:
+            elif token in ("(", "{", "[") or token in LETTERS or token in LATEX_COMMANDS:
                 if divided:  # 1/2\pi has two readings
                     raise NoValue
                 value = value * self.power()
@@ -168,7 +168,7 @@ class _Reader:
     def group(self) -> Any:
         opened = self.next()
         self.depth += 1
-        if opened not in CLOSED or self.depth > DEEPEST:
+        if opened not in CLOSED or self.depth > DEEPEST_NESTING:
             raise NoValue
         value = self.sum()
         self.expect(CLOSED[opened])
@@ -200,8 +200,8 @@ class _Reader:
             return Fraction(int(token))
         if token in LETTERS:
             return _digits().mpc(getattr(_digits(), LETTERS[token]))
-        if token in COMMANDS:
-            return COMMANDS[token](self, token)
+        if token in LATEX_COMMANDS:
+            return LATEX_COMMANDS[token](self, token)
         raise NoValue
 
     def mixed(self, integer: int) -> Any:
@@ -273,7 +273,7 @@ LETTERS = {"e": "e", "\\pi": "pi", "i": "j"}
 FUNCTIONS = {"exp": "exp", "ln": "log"} | {
     name: name.replace("arc", "a") for name in ("sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan")
 }
-COMMANDS: dict[str, Callable[[_Reader, str], Any]] = {
+LATEX_COMMANDS: dict[str, Callable[[_Reader, str], Any]] = {
     "\\frac": _Reader.fraction,
     "\\sqrt": _Reader.root,
     "\\binom": _Reader.choose,
@@ -297,7 +297,7 @@ def _power(base: Any, exponent: Any) -> Any:
     if isinstance(exponent, Fraction) and isinstance(base, Fraction):
         if exponent.denominator == 1:
             bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-            if bits * abs(exponent) > MOST_BITS:
+            if bits * abs(exponent) > COMPUTED_BITS:
                 raise TooLarge
             return base ** int(exponent)
         return _root(_power(base, Fraction(exponent.numerator)), Fraction(exponent.denominator))

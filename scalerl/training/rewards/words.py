@@ -13,7 +13,7 @@ _UNDER_TWENTY = (  # noqa: SIM905
     "eighteen nineteen"
 ).split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
-WORTH = {word: value for value, word in enumerate(_UNDER_TWENTY)} | {
+WORD_VALUES = {word: value for value, word in enumerate(_UNDER_TWENTY)} | {
     word: value for value, word in zip(range(20, 100, 10), _TENS, strict=True)
 }
 """Number words, and their values."""
@@ -54,11 +54,11 @@ _OPERATIONS = tuple(
     )
 )
 _KNOWN = frozenset(
-    {*WORTH, *_POWERS, *_PARTS, *(f"{part}s" for part in _PARTS), "halves"}
+    {*WORD_VALUES, *_POWERS, *_PARTS, *(f"{part}s" for part in _PARTS), "halves"}
     | set(re.findall(r"[a-z]{2,}", " ".join(pattern.pattern.replace(r"\b", " ") for pattern, _ in _OPERATIONS)))
     | {"a", "an", "the", "and", "frac", "sqrt"}
 )
-_WORD = rf"(?<![\d.] )\b(?:{'|'.join((*WORTH, *_POWERS))})\b"
+_WORD = rf"(?<![\d.] )\b(?:{'|'.join((*WORD_VALUES, *_POWERS))})\b"
 _WORDS = re.compile(rf"{_WORD}(?:(?:[\s-]+|(?<=dred|sand) and ){_WORD})*")
 
 
@@ -99,9 +99,9 @@ def _number(match: re.Match[str]) -> str:
         elif word in _POWERS:
             total, part = total + max(part, 1) * 10 ** _POWERS[word], 0
         else:
-            if part % 10 or (part % 100 and WORTH[word] >= 10):
+            if part % 10 or (part % 100 and WORD_VALUES[word] >= 10):
                 return match[0]
-            part += WORTH[word]
+            part += WORD_VALUES[word]
     return str(total + part)
 
 

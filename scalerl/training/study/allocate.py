@@ -19,7 +19,7 @@ import numpy as np
 from scalerl.reading.curves.comparison import (
     MARGIN,
     Runs,
-    as_list,
+    as_sides,
     check_alike,
     recipe_ceilings,
     run_weights,
@@ -118,7 +118,7 @@ def allocate(
         CurveError: There are fewer than two arms, an arm has no runs, the runs do not share axis and bounds, or a fit
             is not a posterior.
     """
-    runs = {name: as_list(runs_of_arm) for name, runs_of_arm in arms.items()}
+    runs = {name: as_sides(runs_of_arm) for name, runs_of_arm in arms.items()}
     if len(runs) < 2 or not all(runs.values()):
         counts = {name: len(runs_of_arm) for name, runs_of_arm in runs.items()}
         raise CurveError(

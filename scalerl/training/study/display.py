@@ -14,13 +14,13 @@ from scalerl.reading.curves import CurveError, fit
 from scalerl.reading.pages.outlook import curve_of
 from scalerl.reading.pages.study import rates_note
 from scalerl.reading.pages.terminal import tell
-from scalerl.training.placement.sizes import Pool, derived_sizes
+from scalerl.training.placement.sizes import PromptCounts, derived_sizes
 from scalerl.training.study.directory import StudyDirectory
 from scalerl.training.study.info import study_info
 from scalerl.training.study.plan import Plan
 
 
-def describe(plan: Plan, pool: Pool | None = None) -> list[str]:
+def describe_plan(plan: Plan, pool: PromptCounts | None = None) -> list[str]:
     """Return a description of a plan, line by line: arms, seeds, and derived sizes; `pool` has its prompts if known."""
     lines = [f"{plan.name}: {plan.about}" if plan.about else plan.name]
     seeds = ", ".join(map(str, plan.seeds))
@@ -49,7 +49,7 @@ class StudyDisplay:
 
     def start(self, workers: int) -> None:
         """Print the plan."""
-        for line in describe(self._study.plan):
+        for line in describe_plan(self._study.plan):
             self.note(line)
         self.note(f"{workers} runs in parallel; everything is written to {self._study.path}")
 

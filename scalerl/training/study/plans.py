@@ -126,7 +126,7 @@ def axes(base: RunConfig) -> Plan:
         sizes = {"generations_per_prompt": samples, "prompts_per_step": max(1, total // samples)}
         arms.append(_arm(f"generations-{samples}", "the same completions per step", {"recipe": sizes}))
     for factor in LENGTHS:
-        length = scaled(recipe, factor)
+        length = with_scaled_lengths(recipe, factor)
         arms.append(_arm(f"length-{length.length.max_tokens}", "tokens", recipe_changes(length, recipe)))
     if isinstance(base.model, TinyModel):
         for width in (_width(base.model, factor) for factor in WIDTHS):
@@ -171,7 +171,7 @@ def _of_grid(fields: Iterable[tuple[str, str]], values: Iterable[int]) -> str:
     return "-".join(f"{field[0]}{value}" for (_, field), value in zip(fields, values, strict=True))
 
 
-def scaled(recipe: Recipe, factor: float) -> Recipe:
+def with_scaled_lengths(recipe: Recipe, factor: float) -> Recipe:
     """Return the recipe with every limit on the length multiplied by a factor."""
     values = recipe.length.model_dump()
     for name in ("max_tokens", "cache_tokens"):

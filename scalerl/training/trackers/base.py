@@ -81,7 +81,7 @@ class Logger(Protocol):
 METHODS = ("start", "log", "figure", "finish")
 
 
-EXTRAS = {"tensorboard": "logs", "wandb": "logs", "mlflow": "mlflow"}
+TRACKER_EXTRAS = {"tensorboard": "logs", "wandb": "logs", "mlflow": "mlflow"}
 """The extra that installs each tracker. The tracker's package and the module of its logger have the same name."""
 
 
@@ -105,7 +105,7 @@ def makers_of(loggers: Loggers) -> dict[str, Callable[[], Logger]]:
         else:
             raise ConfigError(
                 f"loggers: {choice.kind!r} needs a package that is not installed: "
-                f"pip install 'scalerl[{EXTRAS[choice.kind]}]'"
+                f"pip install 'scalerl[{TRACKER_EXTRAS[choice.kind]}]'"
             )
     return makers
 

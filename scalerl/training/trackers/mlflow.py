@@ -28,7 +28,7 @@ AT_ONCE = 100
 MOST_METRICS = 1000
 """Number of metrics per request; MLflow's limit."""
 
-EVERY_S = 5.0
+SEND_EVERY_S = 5.0
 """Interval in seconds at which metrics are sent; a process that is killed loses those of the last interval."""
 
 REFUSED = re.compile(r"[^\w\-. /:]")
@@ -64,7 +64,7 @@ class Tracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log metrics. Several steps share a request, because one request per step takes three times the CPU time."""
         now = int(1000 * time.time())
-        if len(self._waiting) + len(metrics) > MOST_METRICS or time.monotonic() > self._sent + EVERY_S:
+        if len(self._waiting) + len(metrics) > MOST_METRICS or time.monotonic() > self._sent + SEND_EVERY_S:
             self._send()
         self._waiting += [Metric(_name(key), value, now, step) for key, value in metrics.items()]
 

@@ -41,7 +41,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 """Parameters of which only some values are possible."""
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+CHAT_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
 """Roles, and those under which the chat template gets their messages."""
 
@@ -194,9 +194,11 @@ def _messages(value: Any) -> tuple[ChatMessage, ...]:
 
 
 def _message(value: Any, number: int) -> ChatMessage:
-    role = ROLES.get(str(value.get("role"))) if isinstance(value, dict) else None
+    role = CHAT_ROLES.get(str(value.get("role"))) if isinstance(value, dict) else None
     if role is None:
-        raise Refused(f"messages[{number}]: got {short(value)}; allowed: objects with a role of {', '.join(ROLES)}")
+        raise Refused(
+            f"messages[{number}]: got {short(value)}; allowed: objects with a role of {', '.join(CHAT_ROLES)}"
+        )
     calls_made, calls_of = [], value.get("tool_calls") or []
     for call in calls_of if isinstance(calls_of, list) else [calls_of]:
         function = call.get("function") if isinstance(call, dict) else None

@@ -51,10 +51,10 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.rows_of_positions, self.pages = None, []
         if key_states.device.type == "cpu":
             from scalerl.training.models.cpu.loops import positions_first
-            from scalerl.training.models.cpu.pages import Pages
+            from scalerl.training.models.cpu.pages import TensorPages
 
             shapes = [(slots, capacity, x.shape[1], x.shape[3]) for x in (key_states, value_states)]
-            self.pages = [Pages(shape, self.dtype) for shape in shapes]
+            self.pages = [TensorPages(shape, self.dtype) for shape in shapes]
             self.keys, self.values = (pages.tensor.transpose(1, 2) for pages in self.pages)
             self.rows_of_positions = positions_first(self.keys), positions_first(self.values)
         else:

@@ -22,7 +22,7 @@ from scalerl.training.engines.vllm.protocol import (
     RESUME,
     SERVER_INFO,
     START_UPDATE,
-    VERSION,
+    VERSION_ROUTE,
     WEIGHT_INFO,
     BadAnswer,
     experts_of_tokens,
@@ -69,7 +69,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
     """
     with httpx.Client(base_url=address, timeout=SERVER_PROBE_S, trust_env=False) as client:
         try:
-            check_version(address, client.get(VERSION).json()["version"])
+            check_version(address, client.get(VERSION_ROUTE).json()["version"])
             _check_development_mode(address, client)
             notes = _check_settings(address, client, needs)
             _check_length(address, client, needs)

@@ -25,7 +25,7 @@ from scalerl.training.engines.process_engine import EngineDied
 from scalerl.training.engines.weights import ServerCall
 
 GENERATE = "/inference/v1/generate"
-VERSION = "/version"
+VERSION_ROUTE = "/version"
 MODELS = "/v1/models"
 HEALTH = "/health"
 SERVER_INFO = "/server_info?config_format=json"

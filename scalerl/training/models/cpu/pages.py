@@ -20,7 +20,7 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """MAP_NORESERVE of Linux, which Python does not name before 3.13."""
 
 
-class Pages:
+class TensorPages:
     """Memory of one tensor."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -21,7 +21,7 @@ from scalerl.core.plugins import call, load_function
 from scalerl.training.rewards.agents.call import main as run
 from scalerl.training.rewards.agents.launcher import supervise
 
-FILES = 4
+KEPT_FILES = 4
 """Standard input, output and error, and the pipe."""
 
 
@@ -33,7 +33,7 @@ def main(name: str, number: int, kind: str) -> None:
     with suppress(ScalerlError):  # each call reports it
         prepare = getattr(load_function(name, "data.function"), "prepare", None)
     while True:
-        message, files, _, _ = socket.recv_fds(server, 1 << 20, FILES)
+        message, files, _, _ = socket.recv_fds(server, 1 << 20, KEPT_FILES)
         if not message:
             return
         values = json.loads(message)

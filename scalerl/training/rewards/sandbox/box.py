@@ -53,7 +53,7 @@ def _delegates(place: Path) -> bool:
     return controllers >= NEEDED and os.access(place, os.W_OK) and os.access(place / "cgroup.procs", os.W_OK)
 
 
-class Group:
+class ControlGroup:
     """A control group for one sandbox."""
 
     def __init__(self, place: Path, memory: int, processes: int) -> None:
@@ -129,7 +129,7 @@ class Box:
     def __init__(self, command: SandboxCommand) -> None:
         self._command = command
         memory = int(command.limits["memory"]) + FIRST_PROCESS
-        self._group = Group(command.group, memory, GROUP_PROCESSES) if command.group else None
+        self._group = ControlGroup(command.group, memory, GROUP_PROCESSES) if command.group else None
         rules = _open_pipe(command.rules)
         words = [*(self._group.entering() if self._group else []), *command.words]
         self._process = subprocess.Popen(
