@@ -22,7 +22,7 @@ from scalerl.reading.curves.units import compute_text, money_text
 from scalerl.reading.pages.outlook import read_sources
 from scalerl.training.config import RunConfig, read_config
 from scalerl.training.config.base import replace
-from scalerl.training.loop.planned import pool_of
+from scalerl.training.loop.planned import mean_prompt, pool_of
 from scalerl.training.machines.evaluations import curve_line, curve_prospect
 from scalerl.training.machines.layout import check_divides, check_layout, lay_out, lines, planned, size_line
 from scalerl.training.machines.measured import measure
@@ -94,7 +94,7 @@ def run_plan(words: list[str]) -> int:
     held_out = pool_of(config).held_out
     if options.gpus:
         config = replace(config, placement=replace(config.placement, servers=(), gpus=None))
-    run = RunSizes.of(config, held_out=held_out)
+    run = RunSizes.of(config, prompt_tokens=mean_prompt(config), held_out=held_out)
     speeds = _speeds(run, options)
     lengths = lengths_of(run, speeds.measured)
     with Working("simulating"):
