@@ -15,7 +15,8 @@ from scalerl.reading.curves import CurveError
 
 ROOT = Path(scalerl.__file__).parent
 FLOW = {
-    "Stopped": "a signal, or the end of a wait",
+    "Stopped": "a signal",
+    "WaitEnded": "the end of a wait",
     "Interrupted": "a stop was requested while the run waited",
     "NoAnswer": "the same, and a process does not answer",
     "Stuck": "a bug of a schedule",

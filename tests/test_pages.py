@@ -143,10 +143,11 @@ def test_the_table_of_processes_that_die_has_only_real_settings():
 
 
 PAUSES = {
-    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "CONNECTED_S", "CONNECTIONS_FULL_S", "DEAD_AFTER_S", "EVERY_S",
-    "FIRST_S", "GATHER_S", "KEPT_S", "LIFE_S", "LOOK_AGAIN_S", "LOOK_S", "POLL_S", "PROCESSES_POLL_S", "REDRAW_S",
-    "REPORT_S", "RETRY_WAIT_S", "SEARCH_S", "SESSIONS_FULL_S", "SLICE_S", "SOON_S", "STREAM_BEAT_S", "_LOOK_S",
-    "_ORPHANED_S", "_PATIENCE_S", "_SHORTEST_WAIT_S",
+    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "CONNECTED_S", "CONNECTIONS_FULL_S", "DEAD_AFTER_S",
+    "ENGINE_POLL_S", "EVERY_S", "FIRST_S", "GATHER_S", "KEPT_S", "LIFE_S", "LOOK_AGAIN_S", "LOOK_S", "PART_S",
+    "POLL_S", "PROCESSES_POLL_S", "REDRAW_S", "REPORT_S", "RETRY_WAIT_S", "SEARCH_S", "SEND_EVERY_S",
+    "SESSIONS_FULL_S", "SLICE_S", "SOON_S", "STREAM_BEAT_S", "_LOOK_S", "_ORPHANED_S", "_PATIENCE_S",
+    "_SHORTEST_WAIT_S",
 }  # fmt: skip
 """Names of intervals, pauses and ages outside limits.py, and of limits in programs that run without scalerl."""
 

@@ -212,7 +212,7 @@ def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp
     path = write(tmp_path / "p.jsonl", QUESTIONS)
     film = {"film": threading.Lock(), "day": datetime.date(2025, 1, 2)}
     rows = [PromptRow(row["prompt"], row["answer"], film, "here 1") for row in QUESTIONS]
-    monkeypatch.setattr("scalerl.training.prompts.dataset.read_rows", lambda task: iter(rows))
+    monkeypatch.setattr("scalerl.training.prompts.dataset.prompt_rows", lambda task: iter(rows))
     split = load_prompts(config(path), Tokenizer())
     assert {tuple(prompt.columns) for prompt in split.all_prompts} == {("day", "prompt")}
     assert split.notes == (
