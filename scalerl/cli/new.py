@@ -16,7 +16,7 @@ from scalerl.core.working import Working
 from scalerl.training.config import RunConfig, TinyModel, read_config
 from scalerl.training.config.base import replace
 from scalerl.training.config.overrides import changed_values
-from scalerl.training.loop.planned import mean_prompt, pool_of
+from scalerl.training.loop.planned import pool_of
 from scalerl.training.machines.evaluations import chosen_interval, curve_line
 from scalerl.training.machines.layout import lay_out, lines
 from scalerl.training.machines.plan import (
@@ -108,14 +108,12 @@ def _on_gpus(
     """
     check_searched(gpus)
     model, speeds, many = sizes_of(config.model), SpeedInputs(Assumptions(GPUS["H100"])), gpus > 2
-    prompt_tokens = mean_prompt(config)
     on_ray = {"backend": "ray", "ray_address": "local" if gpus <= NODE else "auto"} if many else {}
     problem: ConfigError | None = None
     parts_of = [parts for parts in PARTS if parts < max(2, gpus)]
     for parts, share in product(parts_of, (1, 2, 4, 8, 16) if gpus == 1 else (1,)):
         place = replace(config.placement, engine="vllm", tensor_parallel=parts, gpus=gpus, **on_ray)
-        placed = replace(config, placement=place)
-        run = RunSizes.of(placed, model, prompt_tokens=prompt_tokens, held_out=pool.held_out)
+        run = RunSizes.of(replace(config, placement=place), model, prompts=pool)
         slots, lengths, words = run.slots // share, lengths_of(run, None), list[str]()
         try:
             if gpus > 1:

@@ -22,7 +22,7 @@ from scalerl.reading.curves.units import compute_text, money_text
 from scalerl.reading.pages.outlook import read_sources
 from scalerl.training.config import RunConfig, read_config
 from scalerl.training.config.base import replace
-from scalerl.training.loop.planned import mean_prompt, pool_of
+from scalerl.training.loop.planned import pool_of
 from scalerl.training.machines.evaluations import curve_line, curve_prospect
 from scalerl.training.machines.layout import check_divides, check_layout, lay_out, lines, planned, size_line
 from scalerl.training.machines.measured import measure
@@ -91,10 +91,10 @@ def run_plan(words: list[str]) -> int:
     if options.rehearse:
         with Working("rehearsing"):
             return _rehearse(config, options.json)
-    held_out = pool_of(config).held_out
+    pool = pool_of(config)
     if options.gpus:
         config = replace(config, placement=replace(config.placement, servers=(), gpus=None))
-    run = RunSizes.of(config, prompt_tokens=mean_prompt(config), held_out=held_out)
+    run = RunSizes.of(config, prompts=pool)
     speeds = _speeds(run, options)
     lengths = lengths_of(run, speeds.measured)
     with Working("simulating"):
@@ -114,7 +114,7 @@ def run_plan(words: list[str]) -> int:
     gains = next_gains(options.runs, config.price)
     if options.json:
         values = {**_as_json(run, lengths, outcomes, notes), "next_gains": gains}
-        curve = curve_prospect(config, held_out)
+        curve = curve_prospect(config, pool.held_out)
         values["curve"] = None if curve is None else curve.to_dict()
         print(json.dumps(as_json(values), indent=1, allow_nan=False))
         return 0
@@ -122,7 +122,7 @@ def run_plan(words: list[str]) -> int:
         *about,
         *plan_lines(lengths, outcomes, notes, run, options.gpus),
         cost_line(outcomes[0], config.steps),
-        curve_line(config, held_out),
+        curve_line(config, pool.held_out),
         *(f"next gain of {name}: {gain}" for name, gain in gains.items()),
     )
     return 0

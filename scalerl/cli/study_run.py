@@ -25,7 +25,7 @@ from scalerl.reading.pages.study import best_rates, study_results
 from scalerl.training.config import RunConfig, TinyModel, read_config
 from scalerl.training.config.base import read_option, replace
 from scalerl.training.config.trust import check_trust
-from scalerl.training.loop.planned import mean_prompt, pool_of
+from scalerl.training.loop.planned import pool_of
 from scalerl.training.machines.plan import expected_here, in_units, warm_start_seconds
 from scalerl.training.machines.sizing import memory_here, sized
 from scalerl.training.placement.devices import devices, needs
@@ -135,7 +135,7 @@ def _expected_seconds(config: RunConfig, warm: dict[Path, float]) -> float | Non
 
     resolved = resolved_here(config)
     machine = memory_here(resolved.hardware, resolved.placement)
-    run = RunSizes.of(resolved, prompt_tokens=mean_prompt(config), held_out=pool_of(config).held_out)
+    run = RunSizes.of(resolved, prompts=pool_of(config))
     run = sized(run, machine)
     if (found := expected_here(run, machine)) is None:
         return None

@@ -7,7 +7,7 @@ import pytest
 from commands import call
 
 from scalerl.training.config import PRESETS, read_config
-from scalerl.training.loop.planned import DEMONSTRATIONS, demonstration, laptop_seconds, mean_prompt, pool_of
+from scalerl.training.loop.planned import DEMONSTRATIONS, demonstration, laptop_seconds, pool_of
 from scalerl.training.loop.warm_start import warm_start_directory
 from scalerl.training.models.sizes import sizes_of
 from scalerl.training.placement.sizes import UNREAD, PromptCounts, RunSizes, derived_sizes
@@ -48,10 +48,10 @@ def test_the_default_without_a_gpu_is_the_largest_that_a_laptop_trains_in_ten_mi
     model = sizes_of(large.model)
     taken = [one for one in DEMONSTRATIONS if one.steps == large.steps and one.prompts == large.recipe.prompts_per_step]
     assert len(taken) == 1 and large.evaluation.prompts == min(taken[0].held_out, 60 // 5)
-    assert laptop_seconds(large, model, pool_of(large), mean_prompt(large)) <= 600
+    assert laptop_seconds(large, model, pool_of(large)) <= 600
     before = DEMONSTRATIONS[DEMONSTRATIONS.index(taken[0]) - 1]
     larger = read_config(None, words("large-model"), before.fields(60))
-    assert laptop_seconds(larger, model, pool_of(larger), mean_prompt(larger)) > 600
+    assert laptop_seconds(larger, model, pool_of(larger)) > 600
     command = "scalerl train --model ./large-model --data p.jsonl --task math --preset small"
     assert said[-1] == f"the real run, on a GPU: {command}"
 
@@ -74,7 +74,7 @@ def test_the_prompts_of_a_file_are_counted_without_a_tokenizer():
     config = read_config(None, words("small-model"))
     pool = pool_of(config)
     assert (dict(pool.training), dict(pool.held_out)) == ({"math": 48}, {"math": 12})  # a fifth of 60
-    assert mean_prompt(config) == pytest.approx(30 / 3 + 20)  # three characters a token, and the template
+    assert pool.tokens == pytest.approx(30 / 3 + 20)  # three characters a token, and the template
     lab = pool_of(read_config(None, []))
     assert lab.training == {"arithmetic": 4096} and lab.held_out == {"arithmetic": 512}
 

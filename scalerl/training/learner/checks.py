@@ -24,7 +24,7 @@ from scalerl.training.models.rows import PolicyRows
 Packing = Literal["auto", "padded", "packed", "shared"]
 
 
-CHECKED = (3, 12)
+CHECK_SHAPE = (3, 12)
 """Sequences and tokens that the checks sample: few, because every token is a forward pass."""
 
 PROMPT = 4
@@ -41,7 +41,7 @@ def sampled_tokens(policy: Policy) -> Tensor:
     Returns:
         [B, T] on CPU.
     """
-    rows, tokens = CHECKED
+    rows, tokens = CHECK_SHAPE
     uniforms_BT = torch.rand(rows, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     uniforms_BT[1, :PROMPT] = uniforms_BT[0, :PROMPT]
     first = policy.config.bos_token_id
@@ -75,7 +75,7 @@ def check_update(policy: Policy, packed: bool, tokens_BT: Tensor) -> None:
     """
     trained_BT, length_B = (
         torch.ones(tokens_BT.shape, dtype=torch.bool),
-        torch.full((len(tokens_BT),), CHECKED[1]),
+        torch.full((len(tokens_BT),), CHECK_SHAPE[1]),
     )
     trained_BT[:, 0] = False
     plain, name = PolicyRows.padded(tokens_BT, trained_BT, policy.device), type(policy.model).__name__

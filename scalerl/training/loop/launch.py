@@ -76,7 +76,6 @@ from scalerl.training.models.text import TokenText
 from scalerl.training.models.weights import WeightLayout
 from scalerl.training.placement.choices import loop_device, policy_spec
 from scalerl.training.placement.devices import devices_held
-from scalerl.training.placement.sizes import RunSizes
 from scalerl.training.prompts.curriculum import make_curriculum
 from scalerl.training.prompts.dataset import PromptSplit, load_prompts
 from scalerl.training.recipe.custom import check_functions
@@ -176,9 +175,8 @@ def _assemble(
     if state:
         check_prompts(state["inputs"]["prompts"], digests["prompts"], prompts, path)
     written = sum(file.stat().st_size for file in path.glob("checkpoints/**/*") if file.is_file())
-    check_disk(RunSizes.of(inputs.config, inputs.model), path, written)
-
     resolved = resolve(inputs)
+    check_disk(resolved.sizes, path, written)
     assert resolved.rule is not None
     config, sizes, rule = resolved.config, resolved.sizes, resolved.rule
     device = loop_device(config)

@@ -92,13 +92,12 @@ def demonstration(file: Path | None, overrides: Sequence[str] | Mapping[str, Any
         return config, []
     known = pool_of(config)
     rows = min((known.training[name] + known.held_out[name] for name in known.training), default=0)
-    prompt = mean_prompt(config)
-    seconds = laptop_seconds(config, model, known, prompt)
+    seconds = laptop_seconds(config, model, known)
     for one in DEMONSTRATIONS:
         if seconds <= 60.0 * MINUTES:
             break
         config = read_config(file, overrides, one.fields(rows))
-        seconds = laptop_seconds(config, model, pool_of(config), prompt)
+        seconds = laptop_seconds(config, model, pool_of(config))
     recipe = config.recipe
     what = (
         f"{config.steps} updates of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} completions of "
@@ -123,10 +122,10 @@ def real_command(file: Path | None, overrides: Sequence[str] | Mapping[str, Any]
     return shlex.join(["scalerl", "train", *([str(file)] if file else []), *words, "--preset", "small"])
 
 
-def laptop_seconds(config: RunConfig, model: SizedModel, pool: PromptCounts, prompt: float) -> float:
-    """Return the expected duration of a run on a laptop in seconds, with prompts of `prompt` tokens in the mean."""
+def laptop_seconds(config: RunConfig, model: SizedModel, pool: PromptCounts) -> float:
+    """Return the expected duration of a run on a laptop in seconds."""
     speed = Assumptions(LAPTOP_SPEED, CPU_SHARE, CPU_SHARE, step_overhead_s=CALLS_S * model.sizes.layers)
-    sizes = RunSizes.of(config, model, prompt_tokens=prompt, held_out=pool.held_out)
+    sizes = RunSizes.of(config, model, prompts=pool)
     return 3600.0 * expected_run(sizes, SpeedInputs(speed)).hours
 
 
@@ -137,36 +136,30 @@ MOST_READ = 20_000_000
 def pool_of(config: RunConfig, split: PromptSplit | None = None) -> PromptCounts:
     """Return how many prompts a planned run trains on and holds out, of the tasks that tell without a tokenizer.
 
+    Without a split, their mean tokens are by the characters of the files that are here.
+
     Raises:
         ConfigError: A row of a file cannot be read.
     """
     if split is not None:
         training, held_out = (Counter(prompt.task for prompt in part) for part in (split.training, split.held_out))
-        return PromptCounts(training, held_out)
-    training, held_out = Counter(), Counter()
+        prompts = split.all_prompts
+        return PromptCounts(training, held_out, sum(len(one.tokens) for one in prompts) / max(1, len(prompts)))
+    training, held_out, lengths = Counter(), Counter(), list[int]()
     for task in config.data:
         if isinstance(task, GeneratedTask):
             training[task.curve], held_out[task.curve] = task.prompts, config.evaluation.held_out_of(task)
         elif isinstance(task, PromptFile) and is_readable_file(task.path):
-            rows = sum(1 for _ in prompt_rows(task))
+            of_task = [len(row.prompt if isinstance(row.prompt, str) else str(row.prompt)) for row in prompt_rows(task)]
+            rows = len(of_task)
+            lengths += of_task
             kept = rows if is_suite(task) else config.evaluation.held_out_of(task, rows)
             training[task.curve], held_out[task.curve] = rows - kept, kept
-    return PromptCounts(training, held_out)
+    return PromptCounts(training, held_out, sum(lengths) / len(lengths) / CHARACTERS + TEMPLATE if lengths else 0.0)
 
 
 CHARACTERS, TEMPLATE = 3.0, 20.0
 """Assumed characters of a token, and tokens that a chat template adds to a prompt, where no tokenizer is read."""
-
-
-def mean_prompt(config: RunConfig) -> float:
-    """Return the mean tokens of a prompt by the characters of the files that are here; 0 if there are none."""
-    texts = [
-        row.prompt if isinstance(row.prompt, str) else str(row.prompt)
-        for task in config.data
-        if isinstance(task, PromptFile) and is_readable_file(task.path)
-        for row in prompt_rows(task)
-    ]
-    return sum(map(len, texts)) / len(texts) / CHARACTERS + TEMPLATE if texts else 0.0
 
 
 def is_readable_file(path: str) -> bool:

@@ -28,7 +28,7 @@ from scalerl.training.config.placement import Hardware
 from scalerl.training.engines.build import has_agents
 from scalerl.training.engines.interrupt import LengthRule, length_rule
 from scalerl.training.engines.turns import with_replies
-from scalerl.training.loop.planned import is_readable_file, mean_prompt, pool_of
+from scalerl.training.loop.planned import is_readable_file, pool_of
 from scalerl.training.machines.connect import check_resources, connect, hosts_of, shared_memory
 from scalerl.training.machines.layout import check_layout, lay_out, planned, trainer_of
 from scalerl.training.machines.plan import run_lines
@@ -154,8 +154,7 @@ def resolve(inputs: Inputs) -> Resolved:
         inputs.model,
         longest_prompt=longest,
         completion=rule.capacity if rule else 0,
-        prompt_tokens=sum(len(one.tokens) for one in prompts) / len(prompts) if prompts else mean_prompt(config),
-        held_out=pool.held_out,
+        prompts=pool,
     )
     saved = inputs.begun and not sizes.open & CHOSEN  # a resume may ask for sizes of another machine
     if not saved:

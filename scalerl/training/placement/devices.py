@@ -34,7 +34,7 @@ NODE = 8
 SHOWN_HOSTS = 16
 """Hosts that are printed."""
 
-LEAST_OF_GPU = 0.05
+LEAST_GPU_SHARE = 0.05
 """Smallest share of a GPU's memory that a vLLM server can start with."""
 
 
@@ -199,12 +199,12 @@ def _share(run: RunSizes, hosts: Sequence[Host], trainer_bytes: Callable[[], flo
     place, gpu_gb = run.placement, hosts[0].gpu_gb or run.placement.gpu_gb
     servers = -(-(place.engines + run.evaluation.overlap) // place.trainer_ranks)
     share = math.floor(100 * (USABLE - trainer_bytes() / (gpu_gb * GB)) / servers) / 100
-    if place.tensor_parallel > 1 or share < LEAST_OF_GPU:
+    if place.tensor_parallel > 1 or share < LEAST_GPU_SHARE:
         raise ConfigError(
             f"placement: the trainer ({trainer_bytes() / GB:.1f} GB) and {servers} vLLM servers of "
             f"{place.tensor_parallel} GPUs share one GPU of {gpu_gb:g} GB, which leaves {max(0.0, share):.0%} for each "
-            f"server; allowed: at least {LEAST_OF_GPU:.0%} and tensor_parallel = 1. Use more GPUs, a smaller model, or "
-            "learner.gradient_checkpointing = true"
+            f"server; allowed: at least {LEAST_GPU_SHARE:.0%} and tensor_parallel = 1. Use more GPUs, a smaller model, "
+            "or learner.gradient_checkpointing = true"
         )
     return share
 

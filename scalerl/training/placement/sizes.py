@@ -18,8 +18,8 @@ from scalerl.training.config.run import Checkpointing, Evaluation, RunConfig
 from scalerl.training.models.sizes import ModelSizes, SizedModel, sizes_of
 from scalerl.training.placement.choices import channel_name, schedule_name, trains_in_loop
 
-MICRO_BATCH = {"cpu": 1280, "cuda": 16_384}
-"""Default tokens of a micro-batch by device."""
+CPU_MICRO_BATCH, MICRO_BATCH = 1280, 16_384
+"""Default tokens of a micro-batch, on CPU and elsewhere."""
 FULL_SLOTS = 256
 """Number of sequences above which the cost of a decode step grows (a tiny model on one CPU core)."""
 EXPECTED_LENGTH = 0.4
@@ -105,8 +105,7 @@ class RunSizes:
         *,
         longest_prompt: int = 0,
         completion: int = 0,
-        prompt_tokens: float = 0.0,
-        held_out: Mapping[str, int] | None = None,
+        prompts: PromptCounts | None = None,
     ) -> RunSizes:
         """Return the sizes of a configuration, with what the schedule wants where it leaves one open.
 
@@ -119,8 +118,7 @@ class RunSizes:
             model: The model; None: its sizes are looked up.
             longest_prompt: Longest prompt, tokens; 0: the limit of the tasks.
             completion: Most tokens of a completion; 0: by the configuration, before there is a tokenizer.
-            prompt_tokens: Mean tokens of a prompt; 0: assumed.
-            held_out: Held-out prompts of the tasks whose prompts are known.
+            prompts: Prompts of the tasks, as far as they are known; None: their mean length is assumed.
 
         Raises:
             ConfigError: The model's sizes are unknown.
@@ -133,6 +131,8 @@ class RunSizes:
         texts = [task.max_prompt_tokens for task in config.data if isinstance(task, TextTask)]
         most_prompt, mean_prompt = (max(texts), min(MEAN_PROMPT, max(texts))) if texts else (LAB_PROMPT, LAB_PROMPT / 4)
         most_completion = completion or limit + PHRASE * isinstance(recipe.length, Interruption)
+        prompts = prompts or PromptCounts({}, {})
+        default_tokens = CPU_MICRO_BATCH if config.hardware.device == "cpu" else MICRO_BATCH
         warm = config.model.warm_start if isinstance(config.model, TinyModel) else None
         settings = {
             "slots": rollouts.slots,
@@ -161,14 +161,12 @@ class RunSizes:
             scorer_cores=config.scoring.processes(1),
             longest_prompt=longest_prompt,
             row_tokens=(longest_prompt or most_prompt) + most_completion,
-            prompt_tokens=prompt_tokens or mean_prompt,
+            prompt_tokens=prompts.tokens or mean_prompt,
             expected_tokens=expected,
-            evaluated=config.evaluated_sequences(held_out),
+            evaluated=config.evaluated_sequences(prompts.held_out),
             most_evaluated=config.evaluated_sequences(),
             slots=wanted if rollouts.slots == "auto" else rollouts.slots,
-            micro_batch_tokens=MICRO_BATCH["cpu" if config.hardware.device == "cpu" else "cuda"]
-            if tokens == "auto"
-            else tokens,
+            micro_batch_tokens=default_tokens if tokens == "auto" else tokens,
             recomputed=learner.gradient_checkpointing is True,
             open=frozenset(name for name, value in settings.items() if value == "auto"),
         )
@@ -253,11 +251,13 @@ def kept_busy(recipe: Recipe, mean_share: float) -> float:
 class PromptCounts(NamedTuple):
     """Prompts of a run by task, as far as they are known.
 
-    Example: PromptCounts(training={"gsm8k": 7273}, held_out={"gsm8k": 200})
+    Example: PromptCounts(training={"gsm8k": 7273}, held_out={"gsm8k": 200}, tokens=112.5)
     """
 
     training: Mapping[str, int]
     held_out: Mapping[str, int]
+    tokens: float = 0.0
+    """Mean tokens of a prompt; 0: unknown."""
 
 
 def derived_sizes(config: RunConfig, pool: PromptCounts | None = None) -> list[str]:
