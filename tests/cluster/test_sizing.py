@@ -233,7 +233,7 @@ def test_the_dry_run_says_memory_and_duration_and_plans_no_gpu_that_is_not_here(
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-model/config.json").write_text(json.dumps({**SMOL, "architectures": ["LlamaForCausalLM"],
                                                                "model_type": "llama"}))  # fmt: skip
-    (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 60)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
