@@ -1,6 +1,7 @@
 """examples/gpus, docs/cluster.md and docs/scale.md: every configuration passes a dry run, the commands exist."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -54,6 +55,9 @@ def test_a_configuration_passes_a_dry_run(block, tmp_path, prompt_file, capsys):
 
 @pytest.mark.slow
 def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, prompt_file, capsys):
+    """The files are for prompts of 256 tokens: 236 of three characters each, and 20 of the chat template."""
+    row = json.dumps({"prompt": "a" * 3 * 236, "answer": "2"}) + "\n"
+    prompt_file.write_text(row * 2000)
     file, node = tmp_path / "run.toml", [block for block in BLOCKS if "\ngpus = 8\n" in block]
     for block in node:
         file.write_text(with_prompts(block, prompt_file))

@@ -367,9 +367,10 @@ KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000",
 
 @pytest.mark.slow
 def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
-    code, out, _ = call(capsys, "plan", *KNOWN)
+    lag = ["--recipe.off_policy.max_lag", "8"]  # with which the slots are full
+    code, out, _ = call(capsys, "plan", *KNOWN, *lag)
     assert code == 0 and "throughput: " in out and "staleness: " in out and "tokens/s as given" in out
-    code, out, _ = call(capsys, "plan", *KNOWN, "--json")
+    code, out, _ = call(capsys, "plan", *KNOWN, *lag, "--json")
     found = json.loads(out)
     keys = json_keys()
     parts = {name: set(found[name]) for name in ("model", "lengths")}
