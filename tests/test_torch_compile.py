@@ -18,7 +18,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.training.config.recipe import Recipe, Reinforce
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.models import packing, torch_compile
-from scalerl.training.models.head import HeadRule, halves, token_logprobs
+from scalerl.training.models.head import HeadRule, token_logprobs
 from scalerl.training.models.policy import Policy
 
 
@@ -238,10 +238,3 @@ def test_sharded_layers_are_compiled(tmp_path):
         assert learner.compiled and isinstance(policy.model, nn.Module)
     finally:
         dist.destroy_process_group()
-
-
-def test_compiled_halves_have_16_bits():
-    x = torch.randn(10_000)
-    high, low = (half.double() for half in torch.compile(halves, backend="aot_eager")(x))
-    error = ((x.double() - high - low) / x.double()).abs().max()
-    assert 2.0**-18 < float(error) <= 2.0**-16

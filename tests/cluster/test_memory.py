@@ -145,11 +145,11 @@ def test_activations_by_hand():
     assert layer_bytes(SMALL, 5, checkpointing=True) == 400 + 1880
 
 
-def test_logits_are_three_blocks_of_64_mib_until_a_block_of_256_columns_is_larger():
-    assert logits_bytes(SMALL, 100) == 4 * (3 * 100 * 10 + 3 * 100 * 8)  # the whole vocabulary is one block
+def test_logits_are_two_blocks_of_64_mib_until_a_block_of_256_columns_is_larger():
+    assert logits_bytes(SMALL, 100) == 4 * (2 * 100 * 10 + 2 * 100 * 8)  # the whole vocabulary is one block
     large = dataclasses.replace(SMALL, head_params=8 * 2**20)
-    assert logits_bytes(large, 100) == 3 * 2**26 + 4 * 3 * 100 * 8
-    assert logits_bytes(large, 2**17) == 4 * 3 * 256 * 2**17 + 4 * 3 * 2**17 * 8
+    assert logits_bytes(large, 100) == 2 * 2**26 + 4 * 2 * 100 * 8
+    assert logits_bytes(large, 2**17) == 4 * 2 * 256 * 2**17 + 4 * 2 * 2**17 * 8
 
 
 def test_slots_fill_the_memory_that_the_weights_leave():

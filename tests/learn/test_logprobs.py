@@ -74,11 +74,11 @@ def on_tensor_cores(monkeypatch):
 
 
 def exact_head(hidden, weight, bias, targets, upstream):
-    """Return log-probabilities and gradients in float64, the gradients rounded to bf16 at the end."""
+    """Return log-probabilities and gradients in float64."""
     leaves = [part.detach().double().requires_grad_() for part in (hidden, weight, bias)]
     logits = (leaves[0] @ leaves[1].t() + leaves[2]) / 0.7
     logp = logits.log_softmax(1).gather(1, targets[:, None])[:, 0]
-    return [logp.detach(), *(grad.bfloat16().double() for grad in torch.autograd.grad((logp * upstream).sum(), leaves))]
+    return [logp.detach(), *torch.autograd.grad((logp * upstream).sum(), leaves)]
 
 
 def bf16_head(device="cpu"):
@@ -95,10 +95,9 @@ def assert_exact(leaves, targets, upstream, compiled=False):
     exact = exact_head(*leaves, targets, upstream)
     assert float((found[0].double() - exact[0]).abs().max()) < 1e-5
     for ours, truth in zip(found[1:], exact[1:], strict=True):
-        # nearly all entries have the bf16 nearest to the truth; the others are its neighbor
+        # the gradient of a block is rounded to bf16 once (0.17%), and so is each result (0.17%)
         assert ours.dtype == torch.bfloat16
-        assert float((ours.double() == truth).double().mean()) > 0.97
-        torch.testing.assert_close(ours.double(), truth, rtol=2.0**-7, atol=1e-6)
+        assert float((ours.double() - truth).norm() / truth.norm()) < 0.004
 
 
 def test_the_head_of_a_gpu_gives_the_float64_values_and_gradients(on_tensor_cores):
@@ -111,15 +110,6 @@ def test_the_forms_for_gpus_and_for_cpus_agree(on_tensor_cores, monkeypatch):
     monkeypatch.setattr(head, "on_tensor_cores", lambda h, w: False)
     for one, other in zip(ours, token_logprobs(hidden, weight, bias, targets), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-def test_two_bf16_halves_have_16_bits():
-    high, low = head.halves(torch.tensor([1.0 + 2.0**-8 - 2.0**-15]))
-    assert (float(high), float(low)) == (1.0, 2.0**-8 - 2.0**-15)  # 1 is nearer than 1 + 2^-7
-    x = torch.randn(100_000)
-    high, low = (half.double() for half in head.halves(x))
-    error = ((x.double() - high - low) / x.double()).abs().max()
-    assert 2.0**-18 < float(error) <= 2.0**-16
 
 
 def test_blocks_of_a_gpu_use_a_32nd_of_its_free_memory(monkeypatch):

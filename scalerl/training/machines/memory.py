@@ -101,13 +101,13 @@ def layer_bytes(sizes: ModelSizes, tokens: int, checkpointing: bool, width: int 
 
 
 def logits_bytes(sizes: ModelSizes, tokens: int) -> float:
-    """Return the bytes of the head's product in FP32: three blocks of logits, and three hidden states per token.
+    """Return the bytes of the head's product in FP32: two blocks of logits, and two hidden states per token.
 
-    The blocks are the gradient, its difference from BF16, and both in BF16. The hidden states are the gradient and the
-    two products that are added to it.
+    The blocks are the logits and their exponentials. The hidden states are the gradient and the product that is added
+    to it.
     """
     block = min(max(LOGITS, 256 * tokens), tokens * sizes.head_params / sizes.width)
-    return FP32 * (3.0 * block + 3 * tokens * sizes.width)
+    return FP32 * (2.0 * block + 2 * tokens * sizes.width)
 
 
 def adapter_params(sizes: ModelSizes, lora: Lora) -> int:
