@@ -195,7 +195,7 @@ class Comparison(InNotebooks):
             f"  difference of ceilings   of these climbs {self.asymptote_difference}, {first} higher with probability "
             f"{self.probability_higher:.2f}",
             f"  ratio of steepness B     {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
-            f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
+            f"  scatter between seeds    {self.seed_sd:.3f} ({self.seed_source})",
             *(f"  next gain of {name}: {gain}" for name, gain in zip(self.names, self.next_gains, strict=True)),
         ]
         for name, side in zip(self.names, self.sides, strict=True):

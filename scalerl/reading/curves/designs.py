@@ -345,7 +345,7 @@ class RunDesign:
                 f"false alarms {option.false_alarms:.2f}, for {option.cost}"
                 for option in self.two_recipes.options
             ]
-            lines.append(f"  scatter between seeds {self.expected.seed_sd:.4f} ({self.expected.seed_source})")
+            lines.append(f"  scatter between seeds {self.expected.seed_sd:.3f} ({self.expected.seed_source})")
         return "\n".join(lines)
 
 

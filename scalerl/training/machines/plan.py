@@ -298,13 +298,13 @@ def duration_line(run: RunSizes, machine: Machine) -> str:
     generate_s, train_s = batch_seconds(run, speeds_of(run, inputs)[0], lengths_of(run, None))
     gpu, warm = inputs.assumed.gpu, warm_start_seconds(run, inputs)
     first = f"; before them, once on a machine, a warm start of about {in_units(warm)}" if warm else ""
-    source = f"the data sheet of {gpu.name}"
+    source, evaluations = f"the data sheet of {gpu.name}", count_of(run.steps, run.evaluation.every)
     if machine.gpu is None:
         source = f"a product on this CPU at {gpu.flops / 1e9:,.0f} GFLOP/s"
     return (
         f"duration (estimate): {in_units(3600.0 / expected.figures.updates_per_h)} per update (sampling "
         f"{in_units(generate_s)}, training {in_units(train_s)}), {in_units(3600.0 * expected.hours)} for "
-        f"{run.steps:,} updates and {count_of(run.steps, run.evaluation.every)} evaluations of "
+        f"{run.steps:,} updates and {evaluations} evaluation{'s' * (evaluations != 1)} of "
         f"{in_units(expected.eval_s)}{first}; from a simulation with FLOPs, a mean length of "
         f"{run.expected_tokens:,} tokens, and {source}"
     )
