@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,3 +152,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
+
+
+def number(value: Any) -> float:
+    """Return a JSON value as a number; NaN if it is not a number."""
+    return float(value) if isinstance(value, int | float) else math.nan

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.files import read_json, trouble
+from scalerl.core.types import EvalPoint
 
 SCHEMA = 1
 """Version of run.json and study.json; a reader rejects a higher one."""
@@ -28,6 +31,9 @@ POINTS, METRICS, EVENTS, ROLLOUTS = "points.jsonl", "metrics.jsonl", "events.jso
 SAMPLES, RECORDS = "rollouts/samples.jsonl", "rollouts/samples.bin"
 CHECKPOINTS, MODEL, PICTURE, ERRORS, LOCK = "checkpoints", "model", "curve.png", "errors.log", ".lock"
 """Files and folders of a run directory."""
+
+CHECKPOINT_NAME = re.compile(r"step_(\d{6,})$")
+"""Pattern of the directory of a checkpoint, with its step."""
 
 SAVED_SAMPLES = 16
 """Most rollouts of one group of the last batch that an evaluation adds to SAMPLES and RECORDS."""
@@ -327,3 +333,36 @@ def _metric(value: Any) -> Metric:
     for name in ("above", "below"):
         metric_values[name] = tuple(map(float, metric_values.get(name, ())))
     return Metric(**{"group": "other", "label": "", "meaning": "", **metric_values})
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """Return the steps of all complete checkpoints in a directory `checkpoints`, in order."""
+    matches = [CHECKPOINT_NAME.match(path.name) for path in directory.glob("step_*")]
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def held_out_rates(points: Iterable[EvalPoint], tasks: Collection[str]) -> dict[int, float]:
+    """Return the mean held-out pass rate of a run's tasks by step.
+
+    Args:
+        points: Evaluations of the run.
+        tasks: Its tasks, without suites; a step at which one of them was not evaluated is left out.
+    """
+    rates: dict[int, dict[str, float]] = defaultdict(dict)
+    for point in points:
+        if point.task in tasks:
+            rates[point.step][point.task] = point.pass_rate
+    means = {
+        step: math.fsum(task_rates.values()) / len(task_rates)
+        for step, task_rates in rates.items()
+        if len(task_rates) == len(tasks)
+    }
+    return {step: mean for step, mean in means.items() if math.isfinite(mean)}
+
+
+def best_step(steps: Iterable[int], rates: Mapping[int, float]) -> int | None:
+    """Return the checkpoint with the highest pass rate, the last of equal ones; None if none was evaluated.
+
+    Example: best_step([20, 40, 60], {20: 0.5, 40: 0.7, 50: 0.9}) == 40
+    """
+    return max((step for step in steps if step in rates), key=lambda step: (rates[step], step), default=None)

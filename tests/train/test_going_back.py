@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from scalerl import cli
 from scalerl.api import load
-from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.errors import ConfigError
+from scalerl.core.run_files import best_step, held_out_rates, saved_steps
 from scalerl.core.types import EvalPoint
 from scalerl.reading.pages.analysis import analyze
 from scalerl.reading.pages.outlook import way_back

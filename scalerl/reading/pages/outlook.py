@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from scalerl.core.calls import check_values
-from scalerl.core.checkpoints import best_step, held_out_rates, saved_steps
 from scalerl.core.rows import read_points
-from scalerl.core.run_files import CHECKPOINTS, POINTS, RunInfo, is_run, read_run
+from scalerl.core.run_files import (
+    CHECKPOINTS,
+    POINTS,
+    RunInfo,
+    best_step,
+    held_out_rates,
+    is_run,
+    read_run,
+    saved_steps,
+)
 from scalerl.core.types import EvalPoint
 from scalerl.reading.curves import Advice, Curve, CurveError, Estimate, Fit, Forecast, advise, fit, forecast
 from scalerl.reading.curves.advise import MIN_GAIN, share_that_gained

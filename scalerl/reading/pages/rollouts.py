@@ -7,8 +7,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.numbers import number
-from scalerl.core.rows import FileLine, RowFile
+from scalerl.core.rows import FileLine, RowFile, number
 from scalerl.core.run_files import ROLLOUTS, SAMPLES
 
 FILES = {"evaluation": ROLLOUTS, "training": SAMPLES}

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.numbers import number
-from scalerl.core.rows import TAIL_BYTES, RowFile
+from scalerl.core.rows import TAIL_BYTES, RowFile, number
 from scalerl.core.run_files import EVENTS, METRICS, POINTS, RUN, Metric, RunInfo, active_warnings, read_run
 from scalerl.core.types import EvalPoint
 from scalerl.reading.curves import CurveError

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.core.errors import ConfigError
-from scalerl.core.numbers import number
-from scalerl.core.rows import read_points, read_rows
+from scalerl.core.rows import number, read_points, read_rows
 from scalerl.core.run_files import METRICS as METRICS_FILE
 from scalerl.core.run_files import ArmInfo, RunKey, StudyInfo
 from scalerl.reading.curves import CurveError, Estimate, Fit, compare, fit

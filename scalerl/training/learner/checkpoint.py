@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scalerl.core.checkpoints import best_step, saved_steps
 from scalerl.core.files import as_umask, next_directory, read_json, sync, write_whole
 from scalerl.core.manifest import seal, stamp
+from scalerl.core.run_files import best_step, saved_steps
 from scalerl.core.types import Prompt
 
 TRAINER_FORMAT = 5

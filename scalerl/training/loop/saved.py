@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl.core.checkpoints import held_out_rates
 from scalerl.core.errors import ConfigError, short
 from scalerl.core.manifest import Damaged, check_files
+from scalerl.core.run_files import held_out_rates
 from scalerl.core.serialization import leaves, to_plain
 from scalerl.training.config import RunConfig, by_name, parse_config, read_config, to_toml
 from scalerl.training.config.base import MOST_LISTED, replace

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from scalerl.core.numbers import number
+from scalerl.core.rows import number
 from scalerl.core.run_files import active_warnings
 from scalerl.core.types import EvalPoint
 from scalerl.reading.curves import Curve, CurveError
