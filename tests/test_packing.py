@@ -1,6 +1,5 @@
 """Packed micro-batches: gradients equal those of padded ones, and no tensor has tokens x tokens entries."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scalerl.core.errors import ConfigError
 from scalerl.training.config.recipe import Recipe, Reinforce
-from scalerl.training.engines.local.torch_engine import check_cached_logps
 from scalerl.training.learner import checks
 from scalerl.training.learner.checks import layout_in_use, sampled_tokens
 from scalerl.training.learner.single import SingleLearner
-from scalerl.training.models.packing import Segments, can_pack, install, length_buckets
+from scalerl.training.models.packing import Segments, can_pack, install
 from scalerl.training.models.policy import Policy
 from scalerl.training.models.rows import PolicyRows
 
@@ -49,30 +47,6 @@ def test_each_token_attends_only_to_its_sequence_and_window(window):
             expected = attention_by_hand(query[head, own], key[head // 2, own], value[head // 2, own], 0.3, window)
             torch.testing.assert_close(found[0, own, head], expected, atol=1e-5, rtol=1e-5)
             start += length
-
-
-@pytest.mark.parametrize("lengths", [[7] * 200_000, [100 + i % 20 for i in range(200_000)]])
-def test_buckets_are_chosen_in_one_pass_over_the_sequences(lengths):
-    """A pass over the whole bucket for each sequence would take minutes."""
-    began = time.process_time()
-    buckets = list(length_buckets(lengths))
-    assert time.process_time() - began < 2.0
-    assert buckets == [lengths]
-
-
-def test_the_sizes_of_buckets_are_the_tokens_between_their_starts():
-    segments = Segments([10, 8, 7, 6, 2, 2], torch.device("cpu"), start=5)
-    assert segments.sizes == [18, 13, 4]
-
-
-def test_adjacent_sequences_of_similar_length_share_a_bucket():
-    # 10 and 8 are within 0.8 of the longest, 7 is not; 7 and 6 are; 2 and 2 need no padding
-    buckets = Segments([10, 8, 7, 6, 2, 2], torch.device("cpu")).buckets
-    assert [(b.start, b.rows, b.width, b.inside_n is None) for b in buckets] == [
-        (0, 2, 10, False),
-        (18, 2, 7, False),
-        (31, 2, 2, True),
-    ]
 
 
 @pytest.mark.parametrize("name", PACKABLE)
@@ -123,17 +97,6 @@ def test_no_mask_of_tokens_x_tokens_is_created(name):
         logp_N, _ = policy(PolicyRows.packed(tokens_BT, trained_BT, length_B, policy.device))
         logp_N.sum().backward()
     assert 600 * 48 <= seen.entries <= 2 * 600 * 48
-
-
-def test_calls_without_segments_use_the_previous_attention():
-    """A learner that packs also replays samples in padded form, and an engine may share its model."""
-    for name in ("mistral-sliding", "gemma3-two-ropes"):
-        policy, plain = Policy(tiny_model(name)), Policy(tiny_model(name))
-        install(policy.model)
-        tokens = torch.arange(2, 22)[None]
-        with torch.no_grad():
-            assert torch.equal(policy.hidden(tokens), plain.hidden(tokens))
-        check_cached_logps(policy, tokens=12)
 
 
 def test_auto_packs_if_more_than_a_tenth_would_be_padding():

@@ -10,7 +10,7 @@ from doc_pages import ROOT, blocks
 from scalerl import cli
 from scalerl.core import limits
 from scalerl.reading.logs import IMPORTERS
-from scalerl.training.config import RunConfig, read_config
+from scalerl.training.config import read_config
 from scalerl.training.loop.catalog import METRICS
 from scalerl.training.rewards.calls import CALL_FORMS
 from scalerl.training.study.plan import read_plan
@@ -134,12 +134,6 @@ def test_the_table_of_time_limits_has_every_limit_with_its_value_and_meaning(mon
     values = {name: value for name, value in vars(limits).items() if name.endswith("_S")}
     assert rows.keys() == values.keys() and rows["REHEARSAL_S"][0] == "3600" and rows["GROUP_GRACE_S"][0] == "10, 2, 0"
     assert rows["HUB_REQUEST_S"] == ("10", "for a request to the hub.")
-
-
-def test_the_table_of_processes_that_die_has_only_real_settings():
-    section = (ROOT / "docs/operating.md").read_text().split("## Processes that die")[1].split("\n## ")[0]
-    fields = [name.split(".") for name in re.findall(r"`((?:placement|scoring)\.\w+)`", section)]
-    assert len(fields) > 4 and all(getattr(getattr(RunConfig(), table), field) > 0 for table, field in fields)
 
 
 PAUSES = {

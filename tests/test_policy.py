@@ -23,23 +23,6 @@ def send(source, target, version):
     target.load_weights(version, views)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3-moe"])
-def test_weights_are_sent_through_a_block_of_bytes_with_tied_ones_once(name):
-    source, target = Policy(tiny_model(name, seed=1)), Policy(tiny_model(name, seed=2))
-    layout = WeightLayout.of(source.weights())
-    assert layout == WeightLayout.of(target.weights()) and all(place.offset % 64 == 0 for place in layout.places)
-    ends = [p.offset + torch.Size(p.shape).numel() * getattr(torch, p.dtype).itemsize for p in layout.places]
-    starts = [p.offset for p in layout.places]
-    assert all(end <= start for end, start in zip(ends, [*starts[1:], layout.total], strict=True))  # none overlaps
-    tied = name != "llama-untied" and source.config.tie_word_embeddings
-    assert len(layout.places) == len(source.model.state_dict()) - tied
-    send(source, target, version=7)
-    assert target.version == 7
-    tokens = torch.arange(2, 10)[None]
-    with torch.no_grad():
-        assert torch.equal(source.model(tokens).logits, target.model(tokens).logits)
-
-
 def test_a_swap_renews_the_fp32_copy_of_a_bf16_head():
     """With a stale copy the engine would silently use the head of the old weights."""
     source, target = (Policy(tiny_model("qwen3", seed=s).bfloat16()) for s in (1, 2))

@@ -57,25 +57,6 @@ def test_a_completion_attends_to_its_prompt_and_itself(window):
             torch.testing.assert_close(found[0, own, head], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 3, 50])
-@pytest.mark.parametrize("block", [1, 2, 4])
-def test_a_completion_of_several_blocks_attends_as_one_of_one(window, block, monkeypatch):
-    torch.manual_seed(0)
-    layout = (
-        torch.tensor([9, 8, 4, 6, 5]),
-        torch.tensor([3, 3, 3, 5, 1]),
-        torch.tensor([True, False, False, True, True]),
-    )
-    inputs = [torch.randn(1, heads, 26, 8, requires_grad=True) for heads in (4, 2, 2)]
-    weight, results = torch.randn(1, 26, 4, 8), []
-    for width in (64, block):
-        monkeypatch.setattr(prefix, "BLOCK_TOKENS", width)
-        out = SharedPrompts.of(*layout, CPU).attention(*inputs, 0.3, window)
-        results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
-    for whole, in_blocks in zip(*results, strict=True):
-        torch.testing.assert_close(whole, in_blocks, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("window", [None, 100])
 def test_masks_grow_with_the_tokens_not_with_their_square(window, monkeypatch):
     """Two prompts with completions of 512 and 1,024 tokens, blocks of 64: twice the tokens, twice the entries."""
@@ -96,16 +77,6 @@ def test_gradients_equal_those_of_the_transformers_forward(name, budget):
     batch = grouped_batch()
     found = learner_gradient(Policy(tiny_model(name)), batch, micro_batch_tokens=budget, packing="shared")
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) < 1e-5
-
-
-def test_micro_batches_are_ordered_by_prompt_and_count_each_prompt_once():
-    batch = grouped_batch()  # lengths 14, 9, 12, 4, 7; prompts 7, 7, 2, 7, 5
-    assert [(r.tolist(), width) for r, width in batch.shared_micro_batches(1000)] == [([0, 1, 3, 2, 4], 14)]
-    # 14 + (9 - 3) + (4 - 3) = 21 fill the first; 12 + 7 = 19 the second
-    assert [(r.tolist(), width) for r, width in batch.shared_micro_batches(21)] == [([0, 1, 3], 14), ([2, 4], 12)]
-    # a prompt that is split is computed again: 14, then 9 + 1, then 12, then 7
-    assert [r.tolist() for r, _ in batch.shared_micro_batches(14)] == [[0], [1, 3], [2], [4]]
-    assert batch.shared_tokens() == 46 - 2 * 3
 
 
 def test_auto_shares_prompts_if_this_saves_a_tenth_of_the_tokens():

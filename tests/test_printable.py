@@ -8,10 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from test_display import points
 
 from scalerl.cli import main
-from scalerl.cli.exits import complain
 from scalerl.core.errors import ConfigError
 from scalerl.core.printable import printable
 from scalerl.training.config import LAB, read_config
@@ -44,13 +42,6 @@ def test_a_program_cannot_forge_a_verdict_of_score(tmp_path, capsys):
     assert [line[:4] for line in found.splitlines()] == ["prog", "FAIL", "0 of"]
 
 
-def test_errors_are_indented_after_their_first_line(capsys):
-    complain(HOSTILE)
-    found = capsys.readouterr().err
-    check(found)
-    assert found.split("\n")[1].startswith("  pass")
-
-
 def test_names_in_a_file_cannot_forge_lines_of_an_error(tmp_path, capsys):
     rows = [{"task": name, "step": 1, "flops": 1.0, "pass_rate": 0.5} for name in ("a", HOSTILE)]
     (tmp_path / "points.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -74,11 +65,3 @@ def test_the_display_of_a_run_shows_notes_and_names_safely(terminal):
     display = RunDisplay(LAB, Console(file=out, force_terminal=terminal, color_system=None, width=300))
     display.note(HOSTILE)
     check(out.getvalue().replace("\x1b[", "") if terminal else out.getvalue())
-
-
-def test_names_in_the_display_of_a_run_are_one_line():
-    display = RunDisplay(LAB, Console(file=io.StringIO(), width=400))
-    display.point([*points(7, "a"), *points(7, HOSTILE)])
-    check(display.console.file.getvalue())
-    display.console.print(display._render())
-    check(display.console.file.getvalue())

@@ -25,7 +25,7 @@ from scalerl.training.learner.single import SingleLearner
 from scalerl.training.loop import run_model
 from scalerl.training.loop.run_model import check_sampled
 from scalerl.training.models.policy import Policy, load_policy
-from scalerl.training.models.routing import UNKNOWN, can_record, routers_of, routing_of
+from scalerl.training.models.routing import UNKNOWN, routing_of
 from scalerl.training.models.rows import PolicyRows
 from scalerl.training.placement.choices import policy_spec
 
@@ -54,13 +54,6 @@ def test_a_rollout_carries_the_experts_of_the_token_before_each_token(name):
         tokens = [*prompt, *rollout.tokens.tolist()]
         expected = chosen_by(plain, tokens)[len(prompt) - 1 : -1].sort(dim=-1).values
         np.testing.assert_array_equal(np.sort(rollout.experts, axis=-1), expected.numpy())
-
-
-def test_dense_models_record_nothing():
-    policy = Policy(tiny_model("qwen3"))
-    assert not can_record(policy)
-    rollouts = generate(policy)
-    assert len(rollouts) == len(PROMPTS) and all(rollout.experts is None for _, rollout in rollouts)
 
 
 def test_recorded_experts_are_placed_at_their_tokens_and_survive_a_checkpoint(tmp_path):
@@ -173,11 +166,3 @@ def test_routing_replay_is_refused_where_the_engine_cannot_report_the_experts_of
     monkeypatch.setattr(run_model, "check_engine_plugin", lambda *_: [texts.rollout([7])])
     with pytest.raises(ConfigError, match="whose rollouts have no `experts`"):
         check(own, "model", Policy(tiny_model("qwen3-moe")))
-
-
-def test_the_recorded_experts_of_the_check_are_on_the_device_of_the_model(monkeypatch):
-    """On torch's meta device, as on a GPU, an operation with a tensor of the CPU fails."""
-    policy = Policy(tiny_model("qwen3-moe").to("meta"))
-    monkeypatch.setattr(policy, "hidden", lambda tokens_BT: [
-        router(torch.zeros(3, 32, device="meta")) for router in routers_of(policy.model)])  # fmt: skip
-    assert can_record(policy)

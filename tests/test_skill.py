@@ -65,8 +65,3 @@ def test_the_options_that_it_names_are_accepted(capsys, log):
         assert option.partition(" ")[0] in TEXT
         assert main(["fit", str(log), *option.split(), "--json"]) == 0
         capsys.readouterr()
-
-
-def test_the_example_in_python_runs(log):
-    hours, pass_rates = [0, 1, 2, 3, 4, 5], [0.1, 0.3, 0.4, 0.45, 0.46, 0.47]
-    exec(re.search(r"```python\n(.*?)```", TEXT, re.DOTALL)[1], {"hours": hours, "pass_rates": pass_rates})

@@ -7,14 +7,12 @@ from tiny_tokenizers import KINDS, byte_level, letters, llama2, writer
 
 from scalerl.cli import main
 from scalerl.core.errors import ConfigError
-from scalerl.core.types import Prompt
-from scalerl.training.config.data import CustomTask, PromptFile
+from scalerl.training.config.data import CustomTask
 from scalerl.training.config.run import Scoring
 from scalerl.training.models.text import TokenText, tokens_of_prompts
 from scalerl.training.prompts.dataset import task_prompts
 from scalerl.training.rewards.base import judged_text
 from scalerl.training.rewards.code_answer import program_of, with_prompt
-from scalerl.training.rewards.math import verify
 
 
 def ids(tokenizer, text):
@@ -40,13 +38,6 @@ def test_a_completion_is_the_text_after_its_prompt(kind, prompt, completion):
     assert text.full_text(before, after) == completion == text.judged(before, after)
     assert text.judged([tokenizer.bos_token_id, *before], [*after, tokenizer.eos_token_id]) == completion
     assert text.judged(before[-1:], after) == completion  # a prompt of one token
-
-
-def test_cleaning_up_spaces_does_not_change_a_completion():
-    tokenizer = letters(clean_up_tokenization_spaces=True)
-    words = "x = [1 , 2] ; it 's ! do n't"
-    assert tokenizer.decode(ids(tokenizer, words)) != words
-    assert TokenText(tokenizer).judged(ids(tokenizer, "q "), ids(tokenizer, words)) == words
 
 
 def test_special_tokens_stay_except_stop_pad_and_bos():
@@ -89,29 +80,6 @@ def test_a_character_that_the_prompt_begins_belongs_to_the_completion(kind):
 ])  # fmt: skip
 def test_the_text_after_the_thinking_is_judged_without_tokens_of_a_template_around_it(completion, judged):
     assert judged_text(completion) == judged
-
-
-@pytest.mark.parametrize(("completion", "passed"), [
-    ("<answer>156</answer>", True),
-    ("<think>1</think><answer>156</answer><|im_end|>", True),
-    ("The answer is 156<|im_end|>\n<|im_start|>user", True),
-    ("<think>156</think><answer></answer>", False),
-    ("<think>156", False),
-    ("<final>155</final>", False),
-])  # fmt: skip
-def test_math_reads_an_answer_between_tags(completion, passed):
-    assert verify(Prompt("0", "", (1,), "156", "math", {}), completion).passed is passed
-
-
-@pytest.mark.parametrize("completion", [
-    "```python\nx = 1\n```<|im_end|>",
-    "<answer>```python\nx = 1\n```</answer>",
-    "<answer>\n```python\nx = 1\n```</answer><|im_end|>\nmore",
-    "<think>y</think>x = 1\n<|im_end|>\n",
-    "<answer>x = 1\n</answer>",
-])  # fmt: skip
-def test_a_program_has_no_tags_around_it(completion):
-    assert program_of(completion).strip() == "x = 1"
 
 
 def test_a_program_keeps_tags_in_its_text_and_its_indentation():
@@ -171,16 +139,6 @@ def test_a_tokenizer_whose_own_tokens_change_those_of_the_text_gives_no_end_toke
             return {"input_ids": [[7, 8, 2, 1] if add_special_tokens else [7, 9] for _ in texts]}
 
     assert list(tokens_of_prompts(Odd(), ["x", "y"])) == [[7, 8], [7, 8]]
-
-
-def test_a_prompt_of_a_run_has_no_end_token(tmp_path):
-    tokenizer = llama2("<s> $A <end>")
-    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "what?", "answer": "1"}))
-    for system in ("", "Answer."):
-        task = PromptFile(path=str(tmp_path / "p.jsonl"), system_prompt=system)
-        (prompt,), _ = task_prompts(task, tokenizer, 0, Scoring())
-        assert prompt.tokens[0] == tokenizer.bos_token_id and tokenizer.eos_token_id not in prompt.tokens
-        assert TokenText(tokenizer).full_text(prompt.tokens[:1], prompt.tokens[1:]).endswith("what?")
 
 
 def test_a_prompt_of_a_task_with_half_a_character_is_an_error(user_code):

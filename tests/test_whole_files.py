@@ -53,13 +53,6 @@ def test_a_failed_move_keeps_the_old_file_and_explains_why(tmp_path, monkeypatch
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_is_replaced_and_its_target_is_kept(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "curve.png").symlink_to("mine")
-    write_whole(tmp_path / "curve.png", "new")
-    assert (tmp_path / "mine").read_text() == "mine" and (tmp_path / "curve.png").read_text() == "new"
-
-
 def test_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -66,14 +66,6 @@ def test_outside_a_terminal_a_line_is_printed_after_every_silence_of_30_s(clock,
     assert out == "" and error.splitlines() == ["reading prompts, 30 s", "aime-24: sampling, 120 of 1,512, 30 s"]
 
 
-def test_what_is_printed_is_a_sign_of_life_too(clock, capsys):
-    with Working("training") as shown:
-        for _ in range(10):
-            clock.on(20)
-            shown.note_output()
-    assert capsys.readouterr().err == ""
-
-
 def test_a_command_that_ends_soon_shows_nothing(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with Working("short"):

@@ -16,7 +16,6 @@ import pytest
 from commands import call
 
 from scalerl import cli
-from scalerl.cli.plan import plan_parser
 from scalerl.core.errors import ConfigError
 from scalerl.training.config import read_config
 from scalerl.training.placement.choices import loop_device
@@ -185,15 +184,3 @@ def test_a_resume_asks_the_cluster_of_its_options_and_not_the_old_one(tmp_path, 
     monkeypatch.setattr("scalerl.training.loop.resolve.connect", connect)
     code, _, text = call(capsys, "resume", tmp_path, "--placement.ray_address", "127.0.0.1:7")
     assert code == 2 and "no cluster here" in text and asked == ["127.0.0.1:7"]
-
-
-@pytest.mark.parametrize("page", ["cluster.md", "scale.md"])
-def test_every_plan_command_of_a_page_has_options_that_exist(page):
-    text = (ROOT / "docs" / page).read_text()
-    commands = re.findall(r"^scalerl plan (\S+) ?(.*)$", text, re.M)
-    assert commands
-    for file, words in commands:
-        _, fields = plan_parser().parse_known_args(words.split())
-        assert file.endswith(".toml")
-        if fields:
-            read_config(None, [*fields, "--data", "p.jsonl", "--model", "Qwen/Qwen3-8B"])

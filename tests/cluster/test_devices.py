@@ -3,7 +3,6 @@
 import dataclasses
 import stat
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,17 +24,14 @@ from scalerl.training.engines.directory import DirectoryChannel
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.vllm.nccl import NcclChannel
 from scalerl.training.learner.rank_processes import RankProcesses
-from scalerl.training.loop.backends import BACKENDS
 from scalerl.training.loop.resolve import place_processes
 from scalerl.training.models.weights import WeightLayout
 from scalerl.training.placement.devices import (
     Devices,
     Host,
-    device_lines,
     devices,
     devices_held,
     needs,
-    shares_gpus,
     this_machine,
 )
 from scalerl.training.placement.sizes import UNREAD, RunSizes
@@ -129,23 +125,6 @@ def test_vllm_shares_the_only_gpu_and_gets_what_the_trainer_leaves():
         table_of([Host("here", ("0",), 80.0)], lambda: 70e9, engine="vllm")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "torch"])
-@pytest.mark.parametrize("visible", [1, 2, 8])
-def test_a_run_with_one_gpu_shares_it_however_many_the_machine_has(engine, visible):
-    """`scalerl new --gpus 1` writes placement.gpus = 1; its file runs on every machine."""
-    host = Host("here", tuple(map(str, range(visible))), 80.0)
-    table = table_of([host], lambda: 20e9, engine=engine, gpus=1)
-    assert gpus(table) == {"trainer 0": ("here", "0"), "generator 0": ("here", "0")}
-    assert table["generator", 0].share == (0.65 if engine == "vllm" else 0.0)
-    run = RunSizes.of(replace(BASE, placement=Placement(engine=engine, gpus=1)), UNREAD)
-    assert shares_gpus(run.placement, visible) and devices(run) == devices(run, [Host("this machine", ("0",))])
-
-
-def test_a_run_with_more_gpus_shares_none_with_its_servers():
-    table = table_of([HERE], engine="vllm", gpus=2)
-    assert gpus(table) == {"trainer 0": ("here", "4"), "generator 0": ("here", "5")}
-
-
 @pytest.mark.parametrize(
     ("hosts", "placement", "message"),
     [
@@ -194,11 +173,6 @@ def test_the_dry_run_prints_the_table(capsys):
     assert "this machine: trainer 1 on GPU 0, generator 1 on GPU 0 (" in out and "% of the memory)" in out
 
 
-def test_the_printed_table_of_a_large_cluster_is_short():
-    lines = device_lines(table_of(backend="ray", trainer_ranks=200))
-    assert len(lines) == 17 and lines[-1].startswith("and 10 more")  # 201 processes on 26 nodes of 8
-
-
 # ---------------------------------------------------------------------------------------------------- as environment
 
 
@@ -234,19 +208,6 @@ def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
     finally:
         for pair in pairs:
             ended(pair.training._process._process)
-
-
-def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_path):
-    from scalerl.training.engines.pipeline import WorkerDied
-    from scalerl.training.engines.worker import generate_until_stopped
-
-    backend = BACKENDS["local"](place_processes(replace(BASE, placement=Placement(gpus_per_generator=1))))
-    worker = backend.launch(partial(generate_until_stopped, DirectoryChannel(tmp_path / "w"), Seen.raised, 0, ()))
-    try:
-        with pytest.raises(WorkerDied, match=r"failed: RuntimeError: CUDA_VISIBLE_DEVICES=2$"):
-            worker.receive()
-    finally:
-        worker.end(5)
 
 
 @pytest.mark.slow
@@ -296,27 +257,3 @@ def seen_by_servers(tmp_path):
         except (FileNotFoundError, ProcessLookupError):  # it has ended since then
             continue
     return found
-
-
-def test_a_server_that_shares_its_gpu_gets_its_share_as_an_argument(tmp_path):
-    from scalerl.training.engines.vllm.checks import Needs
-    from scalerl.training.engines.vllm.launch import _server_spec
-    from scalerl.training.engines.vllm.server import command
-
-    config = replace(BASE, placement=Placement(engine="vllm", vllm_arguments=("--enforce-eager",)))
-    table = devices(RunSizes.of(config, UNREAD), [Host("here", ("0",), 80.0)], lambda: 20e9)
-    (spec,) = specs_of(config, table, tmp_path)
-    line = command(_server_spec(spec, Needs(12, 200, 8, None), spec.place.environment), 1, "name")
-    assert line[-3:] == ["--gpu-memory-utilization", "0.65", "--enforce-eager"]
-
-
-def test_the_server_of_the_evaluation_process_shares_the_gpu_too_and_has_a_log_of_its_own(tmp_path):
-    from scalerl.training.engines.vllm.checks import Needs
-    from scalerl.training.engines.vllm.launch import _server_spec
-
-    config = replace(BASE, placement=Placement(engine="vllm"), evaluation=Evaluation(overlap=True))
-    table = devices(RunSizes.of(config, UNREAD), [Host("here", ("0",), 80.0)], lambda: 20e9)
-    (spec,) = specs_of(config, table, tmp_path)
-    beside = dataclasses.replace(spec, evaluating=True)
-    assert spec.place.share == beside.place.share == 0.32
-    assert _server_spec(beside, Needs(12, 200, 8, None), {}).log == tmp_path / "vllm_evaluations.log"

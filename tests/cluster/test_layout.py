@@ -14,7 +14,7 @@ from doc_pages import json_keys
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
-from scalerl.training.config import HuggingFaceModel, RunConfig, read_config
+from scalerl.training.config import HuggingFaceModel, RunConfig
 from scalerl.training.config.base import replace
 from scalerl.training.config.data import PromptFile
 from scalerl.training.config.placement import Placement
@@ -37,7 +37,6 @@ from scalerl.training.machines.plan import (
 from scalerl.training.machines.simulation import simulate_run
 from scalerl.training.machines.speed import GPUS, Assumptions, Speeds
 from scalerl.training.models.sizes import sizes_of
-from scalerl.training.placement.choices import channel_name
 from scalerl.training.placement.sizes import RunSizes
 
 PAPER = RunConfig(
@@ -117,26 +116,6 @@ def test_expert_ranks_must_divide_the_experts_and_a_dense_model_has_none():
     assert "48 trainer ranks (FSDP2), experts on 16, and 64 vLLM generators" in "\n".join(
         lines(lay_out(RunSizes.of(fits)))
     )
-
-
-def test_a_trainer_and_a_torch_generator_share_one_gpu_and_must_fit_together():
-    config = replace(
-        PAPER,
-        model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"),
-        placement=Placement(gpu_gb=24, gpus=1),
-        rollouts=Rollouts(slots=64),
-    )
-    assert lay_out(RunSizes.of(config)).gpus == 1 and "on a GPU that both use" in refused(config)
-    larger = replace(config, placement=Placement(gpu_gb=2000, gpus=1))
-    check_layout(lay_out(RunSizes.of(larger)))
-
-
-def test_memory_is_checked_only_for_gpus():
-    config = replace(
-        with_placement(trainer_ranks=1, generators=1, gpu_gb=1, gpus=None), hardware=Hardware(device="cpu")
-    )
-    check_layout(lay_out(RunSizes.of(config)))
-    assert "in the memory of this machine" in lines(lay_out(RunSizes.of(config)))[1]
 
 
 # ------------------------------------------------------------------------------------------------------------ splits
@@ -258,25 +237,6 @@ def test_evaluations_on_a_gpu_of_their_own_cost_what_is_late_and_the_last_one(ev
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (update_s + late / every), rel=1e-3)
 
 
-def test_a_plan_counts_the_gpu_of_evaluations_and_no_time_of_training():
-    place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
-    model = HuggingFaceModel(path="Qwen/Qwen3-0.6B")
-    paused = replace(PAPER, model=model, placement=place, evaluation=replace(PAPER.evaluation, every=100))
-    beside = replace(paused, evaluation=replace(paused.evaluation, overlap=True))
-    inputs = SpeedInputs(Assumptions(GPUS["H100"]))
-    figures = dataclasses.replace(simulate_run(RunSizes.of(LAB), Speeds(), np.array([4, 8]), 2), updates_per_h=36.0)
-    before, after = (run_estimate(RunSizes.of(config), inputs, figures, eval_s=300.0) for config in (paused, beside))
-    assert (before.gpus, after.gpus) == (2, 3)
-    assert after.hours == pytest.approx(before.hours - (paused.steps // 100) * 300 / 3600)
-    assert after.device_hours == pytest.approx(3 * after.hours)
-    layout = lay_out(RunSizes.of(beside))
-    assert layout.evaluates_apart and layout.sharing == 0 and not lay_out(RunSizes.of(paused)).evaluates_apart
-    assert any("evaluator 1 on GPU 2" in line for line in lines(layout))
-    shared = replace(beside, placement=Placement(gpus=1))  # all on one GPU: two engines share the trainer's
-    assert lay_out(RunSizes.of(shared)).sharing == 2 and not lay_out(RunSizes.of(shared)).evaluates_apart
-    assert run_estimate(RunSizes.of(shared), inputs, figures, eval_s=300.0).hours == pytest.approx(before.hours)
-
-
 def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_without_one_or_on_one_gpu():
     """Completions have 20 tokens: with all of a batch decoded together it takes 20 x 10 ms, and an update 0.4 s."""
     place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
@@ -303,16 +263,6 @@ def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_with
     assert update_s(replace(config, placement=Placement(gpus=1))) == pytest.approx(0.6, rel=0.05)
 
 
-def test_one_trainer_waits_for_the_copy_of_a_checkpoint_only():
-    """The state of 0.75e9 parameters is 9.0 GB: 0.36 s at 25 GB/s to the memory of the host."""
-    place = replace(PAPER.placement, trainer_ranks=1, generators=1, gpus=2)
-    config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place)
-    inputs = SpeedInputs(Assumptions(GPUS["H100"]))
-    figures = simulate_run(RunSizes.of(LAB), Speeds(), np.array([4, 8]), 2)
-    found = run_estimate(RunSizes.of(config), inputs, dataclasses.replace(figures, updates_per_h=36.0), eval_s=300.0)
-    assert found.checkpoint_s == pytest.approx(12 * sizes_of(config.model).sizes.params / 25e9)
-
-
 def test_a_vllm_server_sends_no_more_than_its_api_process_can():
     """A tiny model decodes 1,000 sequences in 2 ms and a little; 20,000 tokens/s are 50 ms for them."""
     small = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"))
@@ -328,35 +278,6 @@ def test_a_vllm_server_sends_no_more_than_its_api_process_can():
 
 
 # ----------------------------------------------------------------------------------------------------------- transfers
-
-
-@pytest.mark.parametrize(
-    ("placement", "weights", "expected"),
-    [
-        # 8.03e9 parameters in BF16 are 16.06 GB: one broadcast at 40 GB/s, to any number of vLLM servers
-        ({}, "auto", (0.4015, 0.4015)),
-        ({"generators": 8, "trainer_ranks": 1}, "auto", (0.4015, 0.4015)),
-        # files: one write at 2 GB/s, and one read by each of the 8 nodes with engines (16 ranks fill two nodes, 64
-        # engines the next eight)
-        ({}, "directory", (8.03, 8 * 8.03)),
-        ({"generators": 3, "trainer_ranks": 1}, "directory", (8.03, 8.03)),
-        ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "nccl", (0.4015, 0.4015)),
-        ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "auto", (8.03, 2 * 8.03)),
-        ({"engine": "torch", "generators": 9, "trainer_ranks": 1}, "auto", (8.03, 2 * 8.03)),
-        ({"engine": "torch", "generators": 1, "trainer_ranks": 1, "backend": "local"}, "auto", (0.6424, 0.6424)),
-    ],
-    ids=["paper", "8-engines", "files", "one-node", "nccl", "servers", "torch-on-ray", "shared-memory"],
-)
-def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(placement, weights, expected):
-    generators = 1 if "servers" in placement else 64
-    config = replace(
-        PAPER,
-        placement=replace(PAPER.placement, **{"generators": generators, **placement}),
-        rollouts=Rollouts(weights=weights),
-    )
-    speeds, notes = speeds_of(RunSizes.of(config), SpeedInputs(Assumptions(GPUS["H100"])))
-    assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
-    assert f"assumed: {channel_name(config)} to engines on" in notes[2]
 
 
 # --------------------------------------------------------------------------------------------------------------- CLI
@@ -378,16 +299,6 @@ def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
     assert found["best"] == found["outcomes"][0] and found["best"]["staleness_max"] <= 8
     # the trainer is faster than the engine: 20,000 tokens/s with full slots
     assert found["best"]["tokens_per_s"] == pytest.approx(20_000, rel=0.05)
-
-
-@pytest.mark.usefixtures("prompt_file")
-def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, no_prospect):
-    code, out, _ = call(capsys, "train", "--dry-run")
-    assert code == 0 and "# model: 133,120 parameters" in out and "# placement: one trainer process" in out
-    words = ["--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--device", "cuda", "--placement.gpu_gb", "24"]
-    for verb in (["train", "--dry-run"], ["plan"]):
-        code, _, error = call(capsys, *verb, *words)
-        assert code == 2 and "on a GPU that both use" in error and "docs/cluster.md" in error
 
 
 @pytest.mark.usefixtures("prompt_file")
@@ -421,11 +332,6 @@ NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "n
 def test_the_dry_run_refuses_what_the_start_or_the_first_evaluation_would(capsys, words, message):
     code, _, error = call(capsys, "train", "--dry-run", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", *words)
     assert code == 2 and re.search(message, error) and "Traceback" not in error
-
-
-def test_on_policy_rounds_and_pipelines_may_use_nccl():
-    for kind in (["--recipe.off_policy.kind", "ppo-off-policy", "--recipe.off_policy.batches", "1"], []):
-        assert channel_name(read_config(None, [*NCCL, *kind])) == "nccl"
 
 
 @pytest.mark.parametrize(

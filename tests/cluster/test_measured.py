@@ -64,12 +64,6 @@ def test_the_drift_follows_the_steps_in_order_on_both_sides(tmp_path):
     assert [update * took for _, update in found.drift] == pytest.approx([1.0] * 4 + [2.0] * 4)
 
 
-def test_other_work_of_the_generator_is_distributed_over_its_steps(tmp_path):
-    run = read_speeds(write_run(tmp_path / "run", rows_of([(100, 0.02)] * 10, handling_s=0.25)))
-    # one second of steps, a quarter of messages, one of waiting
-    assert {round(seconds, 9) for _, seconds, _ in generator_steps(run)} == {0.025}
-
-
 def test_nearly_constant_numbers_of_sequences_give_no_slope():
     assert line_through([(100, 0.02, 1.0), (104, 0.03, 1.0)]) == (0.025, 0.0)
     base, slope = line_through([(100, 0.04, 1.0), (200, 0.02, 1.0)])  # faster when fuller: noise

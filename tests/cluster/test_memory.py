@@ -6,10 +6,7 @@ import json
 import pytest
 from tiny_models import tiny_model
 
-from scalerl.core.errors import ConfigError
-from scalerl.training.config.base import replace
-from scalerl.training.config.model import HuggingFaceModel, Lora
-from scalerl.training.config.presets import LAB
+from scalerl.training.config.model import Lora
 from scalerl.training.machines.memory import (
     adapter_params,
     cache_bytes_per_token,
@@ -22,9 +19,8 @@ from scalerl.training.machines.memory import (
     trainer_memory,
 )
 from scalerl.training.machines.speed import GPUS, Assumptions, exchange_seconds, gather_seconds
-from scalerl.training.models.lora import LoraPolicy
 from scalerl.training.models.policy import Policy
-from scalerl.training.models.sizes import WELL_KNOWN, of_config, of_model, sizes_of
+from scalerl.training.models.sizes import WELL_KNOWN, of_config, of_model
 
 VALUES = {
     "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
@@ -69,12 +65,6 @@ def test_a_config_json_gives_the_sizes_of_the_loaded_model(family, tmp_path):
     assert Policy(model).cache_bytes == 4 * found.cache_width
 
 
-def test_the_config_of_scout_gives_its_row_of_the_table():
-    from transformers import Llama4Config
-
-    assert of_config(Llama4Config().text_config.to_dict().get) == WELL_KNOWN["meta-llama/Llama-4-Scout-17B-16E"]
-
-
 def test_the_cache_of_llama_8b_is_128_kib_per_token():
     assert cache_bytes_per_token(WELL_KNOWN["meta-llama/Llama-3.1-8B"]) == 128 * 1024
     assert cache_bytes_per_token(WELL_KNOWN["meta-llama/Llama-3.1-8B"], tensor_parallel=4) == 32 * 1024
@@ -105,14 +95,6 @@ def test_the_reference_of_the_kl_term_is_a_copy_of_the_trained_weights():
         assert with_reference.total == plain.total + held
 
 
-def test_experts_on_other_ranks_are_not_gathered():
-    sizes = of_config({**VALUES, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 50}.get)
-    assert sizes.layer_experts == 4 * 3 * 8 * 50 == 4800
-    alone, spread = (trainer_memory(sizes, 4, tokens=1, checkpointing=True, expert_ranks=ranks) for ranks in (1, 4))
-    assert alone.gathered - spread.gathered == 8 * 3600  # two layers in BF16, one layer's gradient in FP32
-    assert (alone.masters, alone.gradients, alone.optimizer) == (spread.masters, spread.gradients, spread.optimizer)
-
-
 def test_experts_on_other_ranks_cost_an_exchange_instead_of_a_gather():
     sizes = of_config({**VALUES, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 50}.get)
     assumed = Assumptions(dataclasses.replace(GPUS["H100"], link=100.0), network=10.0)
@@ -126,13 +108,6 @@ def test_experts_on_other_ranks_cost_an_exchange_instead_of_a_gather():
     assert exchange_seconds(sizes, assumed, 4, 10, False) == pytest.approx(4 * 2 * 10 * 8 * 2 * 0.75 / 80)
     assert exchange_seconds(sizes, assumed, 4, 10, True) == pytest.approx(6 * 2 * 10 * 8 * 2 * 0.75 / 80)
     assert exchange_seconds(sizes, assumed, 1, 10, True) == exchange_seconds(SMALL, assumed, 1, 10, True) == 0
-
-
-def test_a_large_embedding_is_reduced_in_fp32_after_all_layers():
-    sizes = dataclasses.replace(SMALL, head_params=8 * 1000, tied=False, params=2 * 576 + 2 * 8000)
-    two = trainer_memory(sizes, 2, tokens=1, checkpointing=True)
-    assert two.gathered == 4 * 16000 and two.gradients == 4 * sizes.params / 2 + 2 * 16000
-    assert two.activations == two.logits == 0
 
 
 def test_activations_by_hand():
@@ -161,28 +136,6 @@ def test_slots_fill_the_memory_that_the_weights_leave():
     assert slots_that_fit(llama, 16_384, 17e9) == 0
 
 
-def test_sizes_come_from_config_json_and_an_unknown_model_is_an_error(tmp_path):
-    config = replace(LAB, model=HuggingFaceModel(path="nobody/nothing"), data=_file())
-    with pytest.raises(ConfigError, match=r"model\.path: got 'nobody/nothing'"):
-        sizes_of(config.model)
-    numbers = {
-        "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "intermediate_size": 16, "vocab_size": 10, "tie_word_embeddings": True,
-    }  # fmt: skip
-    given = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **numbers}))
-    assert sizes_of(given.model) == (SMALL, str(tmp_path / "config.json"))
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
-    with pytest.raises(ConfigError, match=r"config\.json: not a supported decoder configuration.*num_hidden_layers"):
-        sizes_of(given.model)
-
-
-def _file():
-    from scalerl.training.config.data import PromptFile
-
-    return (PromptFile(path="prompts.jsonl", task="math"),)
-
-
 def test_bytes_of_a_trainer_with_adapters_by_hand():
     # width 8, 2 heads of 4: q and o 8 + 8; one key-value head of 4: k and v 8 + 4; MLP of 16: three of 8 + 16
     assert adapter_params(SMALL, Lora(rank=3)) == 3 * 2 * (2 * 16 + 2 * 12 + 3 * 24)
@@ -191,18 +144,3 @@ def test_bytes_of_a_trainer_with_adapters_by_hand():
     assert found.weights == 2 * (SMALL.params + 100) and found.activations == whole.activations
     assert (found.masters, found.gradients, found.optimizer) == (400, 400, 800)
     assert whole.gradients - 4 * SMALL.params == 2 * 8 * 10  # of the head, which adapters freeze
-
-
-def test_bytes_of_ranks_with_adapters_by_hand():
-    """The frozen model is sharded in BF16, and of the FP32 values there are only those of 100 entries."""
-    alone, found = (trainer_memory(SMALL, ranks, 50, False, adapters=100) for ranks in (1, 4))
-    assert found.weights == 2 * SMALL.params / 4
-    assert (found.masters, found.optimizer) == (4 * 100 / 4, 8 * 100 / 4)
-    assert found.gathered > 0 and found.gradients < alone.gradients
-
-
-def test_adapter_entries_match_those_of_the_model():
-    pytest.importorskip("peft")
-    model = tiny_model("qwen3")
-    sizes, policy = of_model(model), LoraPolicy(Policy(model), Lora(rank=5), seed=0)
-    assert adapter_params(sizes, Lora(rank=5)) == sum(p.numel() for _, p in policy.trained())

@@ -57,26 +57,9 @@ def test_the_default_without_a_gpu_is_the_largest_that_a_laptop_trains_in_ten_mi
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("more", [("--steps", "100"), ("--preset", "laptop"), ("--preset", "small")])
-def test_whoever_sets_steps_or_a_preset_decides_about_the_sizes(more):
-    config, said = demonstration(None, words("large-model", *more))
-    assert config == read_config(None, words("large-model", *more)) and said == []
-
-
-@pytest.mark.usefixtures("place")
 def test_fields_that_a_user_sets_stay_in_a_demonstration():
     config, said = demonstration(None, words("large-model", "--recipe.generations_per_prompt", "6", "--seed", "3"))
     assert said and config.recipe.generations_per_prompt == 6 and config.seed == 3 and config.steps < 100
-
-
-@pytest.mark.usefixtures("place")
-def test_the_prompts_of_a_file_are_counted_without_a_tokenizer():
-    config = read_config(None, words("small-model"))
-    pool = pool_of(config)
-    assert (dict(pool.training), dict(pool.held_out)) == ({"math": 48}, {"math": 12})  # a fifth of 60
-    assert pool.tokens == pytest.approx(30 / 3 + 20)  # three characters a token, and the template
-    lab = pool_of(read_config(None, []))
-    assert lab.training == {"arithmetic": 4096} and lab.held_out == {"arithmetic": 512}
 
 
 @pytest.mark.usefixtures("place")

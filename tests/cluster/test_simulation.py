@@ -1,8 +1,5 @@
 """The timing simulation, compared with hand calculations."""
 
-import time
-from dataclasses import replace as replace_speeds
-
 import numpy as np
 import pytest
 
@@ -14,10 +11,10 @@ from scalerl.training.config.presets import LAB
 from scalerl.training.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.training.engines.engine import Request
 from scalerl.training.engines.engine import step as decode
-from scalerl.training.machines.measured import cut, lognormal
+from scalerl.training.machines.measured import lognormal
 from scalerl.training.machines.simulated_engine import Clock, ExactSimulatedEngine, SimulatedEngine
 from scalerl.training.machines.simulation import simulate_run
-from scalerl.training.machines.speed import Speeds, updates_from_rate
+from scalerl.training.machines.speed import Speeds
 from scalerl.training.placement.sizes import RunSizes
 
 
@@ -58,39 +55,6 @@ def test_in_lockstep_context_and_running_sequences_determine_the_speed():
     assert ended == [[0], [], [1, 2], []]
 
 
-def test_tokens_have_the_version_in_use():
-    clock, engine = engine_of(1, swap_s=0.25)
-    engine.submit(requests(3, 1))
-    clock.until = 0.5
-    assert engine.poll() == []
-    engine.swap(7)
-    clock.until = 2.25  # a pause of a quarter, two more steps, and one of the next sequence
-    first, second = engine.poll()
-    assert first.rollout.versions.tolist() == [0, 7, 7] and second.rollout.versions.tolist() == [7]
-    assert len(first.rollout) == 3 and engine.now == 2.25 and engine.empty_s == 0
-
-
-def test_versions_of_sequences_longer_than_the_record_are_kept():
-    engine = ExactSimulatedEngine(2, lambda r: r.key)
-    engine.submit(requests(2000, 5000))
-    versions = {}
-    for step in range(5000):
-        if step % 700 == 0:
-            engine.swap(step // 700)
-        versions |= {done.id[1]: done.rollout.versions.tolist() for done in decode(engine)}
-    assert versions == {number: [step // 700 for step in range(count)] for number, count in ((0, 2000), (1, 5000))}
-
-
-def test_a_canceled_sequence_frees_its_slot_and_never_finishes():
-    clock, engine = engine_of(1)
-    engine.submit(requests(4, 2))
-    clock.until = 0.5
-    engine.poll()
-    engine.cancel({(0, 0)})
-    clock.until = 1.5
-    assert [done.id for done in engine.poll()] == [(0, 1)] and not engine.occupancy().busy
-
-
 # ------------------------------------------------------------------------------------------------------ whole runs
 
 
@@ -116,13 +80,6 @@ def speeds(update_s, transfer_s=0.0):
     return Speeds(lambda running, context: 0.1, lambda lengths: update_s, transfer_s)
 
 
-def test_slower_generation_determines_the_speed_of_the_run():
-    figures = simulate_run(RunSizes.of(small()), speeds(0.25), TENS, 40)
-    assert figures.tokens_per_s == pytest.approx(80, rel=0.03) and figures.occupancy == pytest.approx(1, abs=0.02)
-    assert figures.updates_per_h == pytest.approx(3600, rel=0.03)
-    assert figures.trainer_idle == pytest.approx(0.75, abs=0.02) and figures.generator_idle < 0.03
-
-
 def test_slower_training_determines_the_speed_and_staleness_reaches_the_bound():
     figures = simulate_run(RunSizes.of(small(k=2)), speeds(1.5, transfer_s=0.5), TENS, 40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.02) and figures.trainer_idle < 0.02
@@ -146,31 +103,7 @@ def test_a_frozen_round_is_generated_and_then_trained():
     assert figures.updates_per_h == pytest.approx(2 * 3600 / 3, rel=0.05) and figures.staleness_max == 1
 
 
-def test_slow_phases_of_decoding_and_of_training_repeat():
-    # steps alternate between 0.1 and 0.2 s, one batch each: a batch takes 1.5 s on average
-    slow = replace_speeds(speeds(0.25), drift=((1.0, 1.0), (2.0, 1.0)))
-    assert simulate_run(RunSizes.of(small()), slow, TENS, 40).updates_per_h == pytest.approx(2400, rel=0.05)
-    # on policy, a second of generation and then one or three seconds of training
-    slow = replace_speeds(speeds(1.0), drift=((1.0, 1.0), (1.0, 3.0)))
-    assert simulate_run(RunSizes.of(small(k=0)), slow, TENS, 40).updates_per_h == pytest.approx(1200, rel=0.05)
-
-
-def test_simulating_hundreds_of_engines_takes_seconds():
-    config = small(generators=128, slots=128 * 64, k=2)
-    config = replace(config, recipe=replace(config.recipe, prompts_per_step=256, generations_per_prompt=16))
-    began = time.process_time()
-    figures = simulate_run(
-        RunSizes.of(config), Speeds(lambda running, context: 64 / 2500, lambda lengths: 0.01), TENS, 8
-    )
-    assert figures.tokens_per_s == pytest.approx(128 * 2500, rel=0.1)
-    assert time.process_time() - began < 60
-
-
 # --------------------------------------------------------------------------------------------------- speeds, lengths
-
-
-def test_a_rate_of_training_is_converted_to_seconds_per_update():
-    assert updates_from_rate(50.0)(np.asarray([30, 70])) == 2.0
 
 
 def test_lengths_have_the_requested_mean_after_length_control():
@@ -179,9 +112,3 @@ def test_lengths_have_the_requested_mean_after_length_control():
     assert lengths.mean() == pytest.approx(40, abs=0.5) and lengths.min() >= 1 and 60 < lengths.max() <= 69
     with pytest.raises(ConfigError, match=r"mean length: got 90 tokens; allowed: 1 to 6\d"):
         lognormal(90.0, 0.8, control)
-
-
-def test_an_interrupted_length_is_its_limit_plus_an_answer():
-    control = Interruption(thinking_tokens=(50, 50), answer_tokens=1, phrase="</think>")
-    assert cut(np.asarray([10.0, 49.6, 50.4, 1e6]), control).tolist() == [10, 50, 51, 51]
-    assert cut(np.asarray([0.2, 30.0]), NoLengthControl(max_tokens=20)).tolist() == [1, 20]

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from scalerl.training.config.recipe import Custom
-from scalerl.training.recipe.advantages import ADVANTAGES, advantages, every_prompt, of_trained, with_variance
+from scalerl.training.recipe.advantages import ADVANTAGES, every_prompt, of_trained, with_variance
 
 # two prompts x three rollouts: one passes of three, all pass
 REWARDS = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
@@ -54,12 +53,6 @@ def test_zero_variance_drops_failed_and_solved_prompts_and_keeps_mixed_ones():
     assert every_prompt(rewards).tolist() == [True, True, True]
 
 
-def test_zero_variance_ignores_rounding_but_not_small_differences():
-    # 1000.1 and 1000.10006 are neighbors in float32
-    rewards = torch.tensor([[0.1 + 0.2, 0.3], [0.3, 0.3001], [1000.1, 1000.10006], [1000.1, 1000.2], [1e-3, 1.1e-3]])
-    assert with_variance(rewards).tolist() == [False, True, False, True, True]
-
-
 def test_the_filter_uses_only_the_rewards_of_trained_rollouts():
     # the only failure of the first prompt is not trained, nor is any rollout of the third
     rewards = torch.tensor([[-1.0, 1.0, 1.0], [-1.0, -1.0, 1.0], [0.5, 1.0, 0.0]])
@@ -83,21 +76,3 @@ def test_rollouts_without_a_reward_change_no_other_advantage_and_have_none(name,
     expected[0] = scale * torch.tensor([4 / 3, 0.0, -2 / 3, -2 / 3])
     torch.testing.assert_close(of(name, rewards, counted), expected, atol=1e-5, rtol=0)
     assert not of(name, rewards, torch.zeros_like(counted)).any()
-
-
-SEEN = []
-
-
-def keeps(rewards_PG):
-    SEEN.append(rewards_PG.tolist())
-    return rewards_PG + 1.0
-
-
-def test_a_function_of_the_user_gets_the_mean_of_the_prompt_in_place_of_a_missing_reward(monkeypatch):
-    monkeypatch.setattr("scalerl.core.plugins.loaded", lambda name, field: keeps)
-    counted = torch.tensor([[True, False, True], [False, False, False]])
-    found = advantages(
-        Custom(function="m:keeps"), torch.tensor([[[1.0, 9.0, 2.0]], [[9.0, 9.0, 9.0]]]), counted[:, None]
-    )
-    assert SEEN[-1] == [[1.0, 1.5, 2.0], [0.0, 0.0, 0.0]]
-    assert found[:, 0].tolist() == [[2.0, 0.0, 3.0], [0.0, 0.0, 0.0]]

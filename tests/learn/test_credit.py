@@ -85,28 +85,6 @@ def test_every_token_has_the_advantage_of_its_turn():
     assert credited([group], batch, batch.rewards_PG, OutcomeCredit()).turn_BT is None
 
 
-def test_sequences_of_an_agent_have_the_turns_that_are_in_them():
-    """Turns 0 and 3 are in the main conversation, 1 and 2 in that of a sub-agent; rows are sorted by their prompts."""
-    own = Prompt("0" * 16, "", (1, 2), "", "t")
-    sub_agent = dataclasses.replace(rollout([8, 9]), prompt=(6,), turns=((1, 1), (2, 2)))
-    rewards = (1.0, 0.0, 2.0, 4.0)
-    end = Outcome(4, "environment", 7.0, "", {}, rewards=rewards)
-    main = dataclasses.replace(
-        rollout([3, 4, 5], [True, False, True]), prompt=(1, 2), outcome=end, others=(sub_agent,), turns=((0, 1), (3, 3))
-    )
-    end = Outcome(1, "environment", 7.0, "", {})
-    short = dataclasses.replace(rollout([3]), prompt=(1, 2), outcome=end, turns=((0, 1),))
-    scores = (Score(7.0, True, of_turns=rewards), Score(7.0, True, of_turns=(7.0,)))
-    group = ScoredGroup(Group(Visit(own, 0, 0), (main, short), 0), scores)
-    batch = collate([group])
-    assert batch.rollout_B.tolist() == [0, 1, 0]
-    turns = credited([group], batch, batch.rewards_PG, SumCredit())
-    assert turns.turn_BT.tolist() == [[0, 0, 0, 3, 3], [0] * 5, [0, 1, 2, 2, 2]]
-    assert turns.rewards_PKG[0].T.tolist() == [[7.0, 6.0, 6.0, 4.0], [7.0, 0.0, 0.0, 0.0]]
-    assert turns.of_tokens(turns.rewards_PKG)[2].tolist() == [7.0, 6.0, 6.0, 6.0, 6.0]
-    assert turns.turns_with(batch.sampled_BT)[0].T.tolist() == [[True] * 4, [True, False, False, False]]
-
-
 def test_equal_scores_are_kept_if_turns_differ():
     group = scored(((1, 1), (1,), (0.5, 0.0)), ((1, 1), (1,), (0.0, 0.5)))
     batch = collate([group])
@@ -177,11 +155,3 @@ def test_functions_of_users_get_advantages_of_tokens_and_one_turn_at_a_time(user
     counted = torch.tensor([[[True, True], [True, False]]])
     ranks = Custom(function="turn_losses:ranks")
     assert advantages(ranks, returns, counted).tolist() == [[[2.0, 0.0], [0.0, 0.0]]]
-
-
-def test_the_choice_is_read_from_a_name_or_a_table():
-    assert Recipe(turn_credit="sum").turn_credit == SumCredit() and SCALERL.turn_credit == OutcomeCredit()
-    assert Recipe(turn_credit={"kind": "discounted", "discount": 0.5}).turn_credit.discount == 0.5
-    for wrong in ("total", {"kind": "discounted", "discount": 0.0}, {"kind": "sum", "discount": 0.5}):
-        with pytest.raises(Exception, match="turn_credit"):
-            Recipe(turn_credit=wrong)

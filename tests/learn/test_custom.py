@@ -5,7 +5,6 @@ import torch
 
 from scalerl.core.errors import ConfigError
 from scalerl.training.config.base import replace
-from scalerl.training.config.overrides import parse_config, read_config, to_toml
 from scalerl.training.config.recipe import SCALERL, Custom, CustomLoss, Reinforce
 from scalerl.training.recipe.advantages import advantages
 from scalerl.training.recipe.aggregate import token_weights
@@ -74,18 +73,6 @@ def test_custom_advantages_and_weights_get_their_parameters():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     weights = token_weights(own("last_token"), mask, torch.tensor([0, 1]))
     assert weights.tolist() == [[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]]
-
-
-def test_the_saved_configuration_restores_functions_and_parameters():
-    words = {
-        "recipe.loss": {"kind": "custom", "function": "own_functions:capped", "params": {"max_ratio": 8.0}},
-        "recipe.advantage": {"kind": "custom", "function": "own_functions:ranks"},
-        "recipe.aggregation": {"kind": "custom", "function": "own_functions:last_token"},
-    }
-    config = read_config(None, words)
-    assert config.recipe.loss == CustomLoss(function="own_functions:capped", params={"max_ratio": 8.0})
-    assert parse_config(to_toml(config), "again") == config
-    check_functions(config.recipe)
 
 
 def checked(name, **fields):

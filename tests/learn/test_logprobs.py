@@ -22,12 +22,6 @@ def test_two_tokens_by_hand():
     torch.testing.assert_close(entropy, torch.full((2,), expected))
 
 
-def test_temperature_two_halves_the_logits():
-    weight = torch.tensor([[0.0], [2 * math.log(3)]])
-    logp, _ = token_logprobs(torch.ones(1, 1), weight, None, torch.tensor([1]), temperature=2.0)
-    torch.testing.assert_close(logp, torch.log(torch.tensor([0.75])))
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 16, 50, 4096])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rule", [HeadRule(), HeadRule(softcap=3.0), HeadRule(scale=0.25, softcap=2.0)], ids=str)

@@ -8,17 +8,15 @@ import pytest
 import torch
 from batches import change
 from pydantic import ValidationError
-from sampled import samples
 from test_families import learner_gradient, plain_gradient, relative_error
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
 
-from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
 from scalerl.training.config import LAB
 from scalerl.training.config import mismatch as parts
 from scalerl.training.config.base import replace as changed
 from scalerl.training.config.recipe import SCALERL, Recipe, Reinforce
-from scalerl.training.learner.batch import StepSettings, TrainBatch, collate
+from scalerl.training.learner.batch import StepSettings
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.loop.warnings import mismatch
 from scalerl.training.models.policy import Policy
@@ -109,30 +107,6 @@ def test_metrics_split_log_ratios_by_staleness_and_count_effective_and_corrected
     assert stats.corrected_share == pytest.approx(float(((ratio < 0.5) | (ratio > 2.0)).double().mean()))
     plain = SingleLearner(Policy(tiny_model("qwen3")), Recipe()).step(batch)  # no token is older than version 0
     assert plain.log_ratio_stale is None and "log_ratio_stale" not in plain.to_dict() and plain.corrected_share == 0
-
-
-def test_tokens_over_a_cache_of_older_weights_are_not_fresh():
-    """Half of the rollouts begin with version 0 and end with version 1, the trainer's; the others have only 1."""
-    versions = {number: Policy(tiny_model("qwen3", number)) for number in (0, 1)}
-    receive = {number: dict(policy.weights()) for number, policy in versions.items()}.__getitem__
-    pairs = [
-        pair
-        for swap in (5, 0)
-        for pair in samples(Policy(tiny_model("qwen3")), [(5, 9, 2), (7, 3)], slots=4, swaps=(swap,), receive=receive)
-    ]
-    visits = [Visit(Prompt(str(number), "", prompt, "", "t"), 0, 0) for number, (prompt, _) in enumerate(pairs)]
-    groups = [Group(visit, (one,), 0) for visit, (_, one) in zip(visits, pairs, strict=True)]
-    rollouts = collate([ScoredGroup(group, (Score(1.0, True),)) for group in groups])
-    trained_BT = rollouts.sampled_BT
-    settings = StepSettings(version=1)
-    batch = TrainBatch(rollouts, torch.ones(4), trained_BT, trained_BT / trained_BT.sum(), settings)
-    by_context, by_version = (
-        SingleLearner(Policy(tiny_model("qwen3", 1)), Recipe()).step(change(batch, context_BT=oldest_BT))
-        for oldest_BT in (rollouts.context_BT, rollouts.version_BT)
-    )
-    assert by_context.log_ratio_fresh < 1e-6 < 1e-2 < by_version.log_ratio_fresh
-    assert by_context.log_ratio_stale > 1e-2
-    assert (rollouts.context_BT[trained_BT] < 1).sum() == 2 * 14 and (rollouts.version_BT[trained_BT] == 1).sum() > 28
 
 
 def test_a_truncated_ratio_is_refused_with_a_loss_that_has_one_and_bounds_must_be_ordered():

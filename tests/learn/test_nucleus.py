@@ -11,11 +11,10 @@ from test_families import INTERRUPTED, PROMPTS, learner_gradient, relative_error
 from test_prefix import grouped_batch
 from tiny_models import tiny_model
 
-from scalerl.core.types import Rollout
 from scalerl.training.engines.engine import Request, Sampling, step
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.local.torch_engine import torch_engine
-from scalerl.training.engines.replay import check_current, flat_nuclei, largest_difference
+from scalerl.training.engines.replay import check_current, largest_difference
 from scalerl.training.learner.checkpoint import load_state, save_state
 from scalerl.training.models.head import HeadRule, nucleus_of, token_logprobs
 from scalerl.training.models.policy import Policy
@@ -114,14 +113,3 @@ def test_a_checkpoint_keeps_the_nuclei_of_sequences_in_flight(tmp_path):
     for ours, theirs in zip(*ends, strict=True):
         assert ours.id == theirs.id and all(map(np.array_equal, ours.rollout.nucleus, theirs.rollout.nucleus))
         assert len(ours.rollout.nucleus[0]) == 9
-
-
-def test_places_are_those_of_the_padded_batch():
-    def rollout(sizes, ids):
-        values = np.zeros(len(sizes), np.float32)
-        return Rollout(values.astype(np.int32), values, values.astype(np.int32), values == 0, False, False,
-                       nucleus=(np.array(sizes, np.int32), np.array(ids, np.int32)))  # fmt: skip
-
-    place, ids = flat_nuclei([(2, rollout([2, 0, 1], [7, 9, 4])), (1, rollout([1], [5]))], width=6)
-    assert place.tolist() == [2, 2, 4, 7] and ids.tolist() == [7, 9, 4, 5]
-    assert flat_nuclei([(2, replace(rollout([1], [5]), nucleus=None))], width=6) is None

@@ -41,9 +41,3 @@ def test_with_an_environment_the_longest_turn_counts_against_the_limit_of_a_turn
     # mean of the counted ones 0.625; the rollout without a reward stays out
     found = advantages("none", rewards[:, None], batch.counted_PG[:, None])
     assert found[:, 0].tolist() == [[0.375, 0.375, -0.125, -0.625, 0.0]]
-
-
-def test_injected_tokens_do_not_count_as_length():
-    visit = Visit(Prompt("0" * 16, "", (1,), "", "t"), 0, 0)
-    batch = collate([ScoredGroup(Group(visit, (rollout([1, 2, 3], [True, False, True]),), 0), (Score(1.0, True),))])
-    assert batch.sampled_PG.tolist() == [[2]]

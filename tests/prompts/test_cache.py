@@ -69,19 +69,6 @@ def test_a_second_start_takes_the_same_prompts_from_the_cache(cache, file, token
     assert everything(second[0]) == everything(first[0]) and second[1] == first[1]
 
 
-def test_notes_and_messages_are_kept(cache, tmp_path, chat, tokenized):
-    path = tmp_path / "chat.jsonl"
-    rows = [
-        {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{i}?"}], "answer": str(i)}
-        for i in range(200)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0], {"prompt": "x " * 3000, "answer": "1"}]))
-    first, second = (load(path, chat, long_prompts="drop") for _ in range(2))
-    assert len(tokenized) == 1 and everything(first[0]) == everything(second[0])
-    assert second[1] == first[1] and any("1 duplicate" in note for note in second[1])
-    assert any("left out 1 prompts" in note for note in second[1])
-
-
 def _changed_file(file, tokenizer):
     file.write_text(file.read_text().replace("What is 7 +", "What is 8 +"))
     return {}
@@ -161,13 +148,6 @@ def test_a_damaged_or_foreign_file_is_made_anew(cache, file, tokenizer, tokenize
     assert len(tokenized) == 2 and place.read_bytes() == whole
 
 
-def test_no_cache_no_failure(tmp_path, file, tokenizer, monkeypatch, tokenized):
-    monkeypatch.setattr(prompt_cache, "LEAST_PROMPTS", 100)
-    for place in ("/dev/null", "/proc/none", str(tmp_path / "prompts.jsonl")):
-        monkeypatch.setenv("SCALERL_CACHE", place)
-        assert len(load(file, tokenizer)[0]) == 300
-
-
 def test_a_full_disk_leaves_no_file_and_does_not_fail(cache, file, tokenizer, monkeypatch):
     def full(prompts):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -181,19 +161,6 @@ def test_little_free_space_is_left_to_the_run(cache, file, tokenizer, monkeypatc
     monkeypatch.setattr(prompt_cache, "FREE_DISK", 10**9)
     load(file, tokenizer)
     assert list(cache.iterdir()) == []
-
-
-def test_few_prompts_are_not_kept(cache, file, tokenizer, monkeypatch):
-    monkeypatch.setattr(prompt_cache, "LEAST_PROMPTS", 301)
-    load(file, tokenizer)
-    assert not cache.exists()
-
-
-def test_new_content_of_a_file_replaces_the_old(cache, file, tokenizer):
-    for number in range(3):
-        file.write_text("".join(json.dumps({**row, "level": number}) + "\n" for row in ROWS))
-        load(file, tokenizer)
-    assert len(list(cache.iterdir())) == 1
 
 
 def test_the_number_and_the_bytes_of_kept_files_are_bounded(cache, file, tmp_path, tokenizer, monkeypatch):
@@ -248,20 +215,6 @@ def test_values_that_json_would_change_are_not_kept(cache, tmp_path, tokenizer):
     parquet.write_table(arrow.table({**columns, "day": [date(2025, 1, 1)] * 200}), tmp_path / "b.parquet")
     prompts, _ = load(tmp_path / "b.parquet", tokenizer)
     assert prompts[0].columns["day"] == date(2025, 1, 1) and len(list(cache.iterdir())) == 1
-
-
-def test_a_tokenizer_without_a_description_is_not_kept(cache, file, tokenizer):
-    class Slow:
-        """A tokenizer written in Python."""
-
-        chat_template = None
-        eos_token_id = sep_token_id = None
-
-        def __call__(self, texts, **options):
-            return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
-
-    load(file, Slow())
-    assert not cache.exists()
 
 
 def _start(path, cache, barrier, results):

@@ -59,20 +59,6 @@ def test_a_prompt_that_awaits_a_result_is_postponed():
     assert late.prompt.id not in ids(curriculum.draw(30))
 
 
-def test_draws_are_empty_if_all_prompts_are_retired():
-    curriculum = Curriculum(pool(2), 0, retire_at=0.9)
-    for visit in curriculum.draw(2):
-        curriculum.record(visit, 1.0)
-    assert curriculum.draw(5) == [] and curriculum.live == 0
-
-
-def test_visits_are_numbered_per_prompt_and_overall():
-    curriculum = Curriculum(pool(2), 0, None)
-    visits = curriculum.draw(6)
-    assert [v.index for v in visits] == list(range(6))
-    assert sorted((v.prompt.text, v.number) for v in visits) == [(f"q{i}", n) for i in (0, 1) for n in (0, 1, 2)]
-
-
 @settings(max_examples=60)
 @given(st.data())
 def test_a_restored_curriculum_neither_skips_nor_repeats_prompts(data):

@@ -1,5 +1,4 @@
 import datetime
-import gc
 import json
 import threading
 
@@ -42,25 +41,6 @@ def test_rows_become_prompts_with_their_columns(tmp_path, tokenizer):
     assert tokenizer.decode(list(prompt.tokens)) == "3+4="
 
 
-@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}={% endfor %}"])
-@pytest.mark.parametrize("rows", [1, 36, 100])
-def test_prompts_are_encoded_in_batches_as_one_by_one(tmp_path, tokenizer, monkeypatch, template, rows):
-    monkeypatch.setattr("scalerl.training.models.text.TEXTS", 16)
-    lines = [{"prompt": f"{i % 10}+{i // 10}", "answer": str(i)} for i in range(rows)]
-    calls, encode = [], type(tokenizer).__call__
-
-    def counted(self, text, *args, **options):
-        calls.append(text)
-        return encode(self, text, *args, **options)
-
-    tokenizer.chat_template = template
-    monkeypatch.setattr(type(tokenizer), "__call__", counted)
-    prompts, _ = task_prompts(PromptFile(path=str(write(tmp_path / "p.jsonl", lines))), tokenizer, 0, Scoring())
-    assert len(calls) <= -(-rows // 16) + 2 and len(prompts) == rows  # and two for the tokens around a text
-    for prompt in prompts:
-        assert list(prompt.tokens) == encode(tokenizer, prompt.text, add_special_tokens=False)["input_ids"]
-
-
 @pytest.mark.parametrize(("rows", "held_out"), [(300, 60), (2000, 200)])
 def test_a_fifth_of_a_file_and_at_most_200_prompts_are_held_out_unless_a_number_is_given(
     tmp_path, tokenizer, rows, held_out
@@ -88,11 +68,6 @@ def test_duplicates_are_dropped_with_a_note(tmp_path, tokenizer):
     split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS + ROWS[:5])), tokenizer)
     assert len(split.training) + len(split.held_out) == 36
     assert "dropped 5 duplicate rows" in split.notes[0]
-
-
-def test_a_system_prompt_goes_before_a_plain_prompt(tmp_path, tokenizer):
-    split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS), "--data.system_prompt", "1+1="), tokenizer)
-    assert split.training[0].text.startswith("1+1=\n\n")
 
 
 def test_the_chat_template_is_applied_to_text_and_messages_and_can_be_disabled(tmp_path, tokenizer):
@@ -177,14 +152,6 @@ def test_prompts_that_ask_the_same_are_all_held_out_or_all_trained_on(tmp_path, 
     )
 
 
-def test_different_questions_do_not_count_as_the_same(tmp_path):
-    texts = ["1 23", "12 3", "1.23", "-1 23", "f(1) 23", "x_1 23", "1/23", "a b", "ab"]
-    texts += [[{"role": "system", "content": name}, {"role": "user", "content": "Begin."}] for name in ("Ann", "Bob")]
-    path = write(tmp_path / "p.jsonl", [{"prompt": text, "answer": "1"} for text in texts])
-    split = load_prompts(config(path, "--evaluation.prompts", "1"), Tokenizer())
-    assert len({prompt.content for prompt in split.all_prompts}) == len(texts) and not split.notes
-
-
 def test_one_question_with_many_answers_leaves_nothing_to_hold_out_or_to_train_on(tmp_path):
     path = write(tmp_path / "p.jsonl", [{"prompt": "Guess.", "answer": str(i)} for i in range(20)])
     with pytest.raises(ConfigError, match=r"which leaves 0 for training, because the prompts have 1 different texts"):
@@ -254,14 +221,3 @@ def test_a_text_of_few_long_tokens_is_not_taken_for_a_long_prompt(tmp_path):
     texts = ["a b", " ".join(["x" * 1000] * 9), "c " * 11]
     assert list(_until(10, words, texts)) == [[1, 1], [1000] * 9, [1] * 11]
     assert [len(tokens) > 10 for tokens in _until(10, words, ["c " * 5000, *texts])] == [True, False, False, True]
-
-
-def test_an_error_or_a_stop_while_prompts_are_read_leaves_the_collector_on(tmp_path, tokenizer, monkeypatch):
-    def stopped(*words):
-        assert not gc.isenabled()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("scalerl.training.prompts.dataset._tokenize", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        load_prompts(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
-    assert gc.isenabled()

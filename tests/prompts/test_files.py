@@ -67,11 +67,6 @@ def test_a_line_over_the_limit_is_refused_in_a_short_message(tmp_path, monkeypat
     assert len(str(error.value)) < 400
 
 
-def test_whole_surrogate_pairs_are_characters(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "\\ud83d\\ude00", "answer": "2"}')
-    assert read(tmp_path / "p.jsonl")[0].prompt == "\U0001f600"
-
-
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 

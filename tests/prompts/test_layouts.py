@@ -6,7 +6,7 @@ import pytest
 from json_rows import write_rows
 
 from scalerl.core.errors import ConfigError
-from scalerl.training.config import read_config, to_toml
+from scalerl.training.config import read_config
 from scalerl.training.config.data import PromptFile
 from scalerl.training.config.named import NAMED_SETS
 from scalerl.training.prompts.layouts import (
@@ -48,14 +48,6 @@ def test_a_layout_is_recognized_by_its_columns_or_configured(tmp_path, layout, r
     path = write_rows(tmp_path / "p.jsonl", [row])
     (told,), (named,) = read(path), read(path, layout=layout)
     assert told == named and told.prompt == USER and told.answer == answer and told.columns == row
-
-
-def test_rows_with_prompt_and_answer_have_the_plain_layout(tmp_path):
-    """The same as before layouts existed, so that prompt ids of old runs do not change."""
-    path = write_rows(tmp_path / "p.jsonl", [{**VERL, "answer": "7", "solution": "8"}])
-    assert read(path)[0].answer == "7" and read(path, layout="verl")[0].answer == "3"
-    assert read(path, layout="trl")[0].answer == "8"
-    assert read(write_rows(tmp_path / "q.jsonl", [{"prompt": "p", "answer": "7"}]), layout="trl")[0].answer == "7"
 
 
 def test_columns_are_renamed_and_dots_address_nested_columns(tmp_path):
@@ -108,17 +100,6 @@ def config(tmp_path, text, *words):
     file = tmp_path / "config.toml"
     file.write_text('[model]\nkind = "hf"\npath = "m"\n[recipe]\nprompts_per_step = 1\n' + text)
     return read_config(file, list(words))
-
-
-@pytest.mark.parametrize("line", ['path = "gsm8k"', 'set = "gsm8k"'])
-def test_the_name_of_a_set_sets_hub_id_split_columns_and_form_of_answers(tmp_path, line):
-    read = config(tmp_path, f'[data]\nkind = "file"\n{line}\n')
-    (task,) = read.data
-    assert (task.path, task.subset, task.split, task.curve) == ("openai/gsm8k", "main", "train", "gsm8k")
-    assert task.columns == {"prompt": "question", "answer": "answer"} and task.answers == "hashes"
-    assert config(tmp_path, "", "--data", "gsm8k").data == read.data
-    (tmp_path / "again.toml").write_text(to_toml(read))
-    assert read_config(tmp_path / "again.toml", []) == read
 
 
 def test_a_copy_of_a_set_is_read_from_its_file_and_explicit_settings_win(tmp_path):

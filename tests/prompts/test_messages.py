@@ -9,15 +9,11 @@ from json_rows import write_rows
 from scalerl.cli import main
 from scalerl.cli.eval import eval_config, eval_parser
 from scalerl.core.errors import ConfigError
-from scalerl.core.types import TURNS, Prompt
-from scalerl.training.config import parse_config, read_config, to_toml
-from scalerl.training.config.base import replace
+from scalerl.training.config import read_config, to_toml
 from scalerl.training.config.run import Scoring
-from scalerl.training.engines.turns import reply_tokens
 from scalerl.training.loop.warm_start import make_tokenizer
 from scalerl.training.models.loading import end_tokens
 from scalerl.training.prompts.dataset import load_prompts, task_prompts, with_system
-from scalerl.training.rewards.turns import Reply
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -37,11 +33,6 @@ def loaded(tmp_path, template, *words, **row):
     config = read_config(None, ["--model", "m", "--data", str(file), "--task", "math", *words])
     prompts, notes = task_prompts(config.data[0], tokenizer, 0, config.scoring)
     return prompts[0].text, notes
-
-
-def test_an_opened_assistant_turn_stays_open(tmp_path):
-    opened = [USER, {"role": "assistant", "content": "3="}]
-    assert loaded(tmp_path, CHAT, prompt=opened)[0] == "<user>1+1</user><assistant>3="
 
 
 def test_a_prompt_has_one_system_message(tmp_path):
@@ -79,12 +70,6 @@ def test_arguments_reach_the_template(tmp_path):
     assert loaded(tmp_path, THINKING)[0].endswith("<assistant>")
     _, notes = loaded(tmp_path, CHAT, *words)
     assert "data.template_arguments: the chat template of the model's tokenizer has no enable_thinking" in notes
-
-
-def test_a_template_without_a_generation_prompt_is_said(tmp_path):
-    _, notes = loaded(tmp_path, CHAT.partition("{% if add")[0])
-    assert any("has no generation prompt" in note for note in notes)
-    assert not any("has no generation prompt" in note for note in loaded(tmp_path, CHAT)[1])
 
 
 def test_a_system_message_without_effect_is_an_error_or_said(tmp_path):
@@ -173,21 +158,6 @@ def test_a_model_without_an_end_token_is_refused_before_its_weights_are_read(tmp
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": None}))
     with pytest.raises(ConfigError, match="no end token"):
         end_tokens(str(tmp_path), "main", tiny_tokenizers.letters(eos_token=None))
-
-
-def test_the_arguments_of_a_template_hold_in_later_turns(tmp_path):
-    tokenizer = tiny_tokenizers.letters()
-    tokenizer.chat_template = THINKING
-    config = parse_config('[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "custom"\nfunction = "m:C"\n'
-                          "template_arguments = {enable_thinking = true}\n", "a test")  # fmt: skip
-    reply = Reply(({"role": "user", "content": "7"},))
-    shown = {}
-    for thinks in (True, False):
-        limits = replace(config.data[0], template_arguments={"enable_thinking": thinks}).limits
-        prompt = Prompt("0" * 16, "q", (1,), "", "t", {TURNS: {**limits, "chat_template": "auto"}})
-        shown[thinks] = tokenizer.decode(reply_tokens(tokenizer, prompt, reply, -1))
-    assert shown[True].endswith("<user>7</user><assistant><think>") and shown[False].endswith("<assistant>")
-    assert "template_arguments" not in replace(config.data[0], template_arguments={}).limits
 
 
 def test_an_evaluation_has_the_template_arguments_of_its_run_or_its_own(tmp_path):

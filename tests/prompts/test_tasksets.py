@@ -12,7 +12,6 @@ import runs
 from agent_parts import engine_of, finish
 from doc_pages import ROOT
 
-from scalerl.core.errors import ConfigError
 from scalerl.core.types import AGENT, Prompt
 from scalerl.training.config.data import EnvironmentTask
 from scalerl.training.engines.engine import Request
@@ -171,29 +170,6 @@ def test_prompts_are_tasks_and_rewards_are_those_of_the_task(taskset):
     assert call_by_name(REWARD, prompt, ["4", "0", "7"]) == [1.5, 0.5, 0.0]
 
 
-def test_an_endless_taskset_needs_a_number_of_prompts(taskset):
-    endless = {"taskset": {"endless": True}}
-    with pytest.raises(ConfigError, match=r"data\.prompts: a value is needed, because the taskset .* is endless"):
-        environment_rows(EnvironmentTask(environment=taskset, arguments=endless), 2)
-    made, _ = environment_rows(EnvironmentTask(environment=taskset, arguments=endless, prompts=4), 2)
-    assert [row.answer for row in made] == ["1", "2", "3", "4", "5", "6"]
-    with pytest.raises(ConfigError, match="has 9 tasks; allowed: at least 22"):
-        environment_rows(EnvironmentTask(environment=taskset, prompts=20), 2)
-
-
-@pytest.mark.parametrize(
-    ("environment", "arguments", "message"),
-    [
-        ("nowhere-to-be-found", {}, "cannot load 'nowhere-to-be-found'"),
-        ("sums-taskset", {"taskset": {"moist": 1}}, "moist"),
-        ("sums-taskset", {"difficulty": "easy"}, "difficulty"),
-    ],
-)
-def test_an_environment_that_cannot_be_loaded_is_an_error(taskset, environment, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        environment_rows(EnvironmentTask(environment=environment, arguments=arguments), 2)
-
-
 @pytest.mark.parametrize(
     ("environment", "arguments"),
     [
@@ -215,13 +191,6 @@ def test_what_cannot_be_scored_from_one_answer_is_an_episode(taskset, monkeypatc
     assert row["environment"] == environment and row["turns"] == 5 and json.loads(json.dumps(row)) == row
     agents = tasksets.load(environment, arguments, 5).config
     assert [getattr(agents, name).max_turns for name in tasksets.roles(tasksets.load(environment, arguments))] == [5]
-
-
-def test_an_episode_needs_uv_unless_the_taskset_has_a_harness(taskset, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError, match=r"'talk-taskset' has turns, .*pip install uv"):
-        environment_rows(EnvironmentTask(environment="talk-taskset"), 2)
-    assert environment_rows(EnvironmentTask(environment="letters-taskset"), 2)[0]
 
 
 def test_limits_of_the_arguments_win(taskset):
@@ -319,12 +288,3 @@ def test_an_episode_calls_the_policy_and_returns_a_reward(taskset, policy, monke
     (*_, (key, body)) = policy.seen
     assert key == "Bearer key-7" and body["model"] == "policy"
     assert [one["content"] for one in body["messages"]] == ["Answer with a number.", *contents]
-
-
-def test_a_failed_episode_has_its_cause(taskset, monkeypatch):
-    monkeypatch.setitem(os.environ, tasksets.KEY, "")
-    if shutil.which("uv") is None:
-        pytest.skip("uv, which starts the package's harnesses, is not installed")
-    row = tasksets.rows(EnvironmentTask(environment="sums-taskset"), 2)[0]
-    with pytest.raises(RuntimeError, match="sums-taskset: "):
-        tasksets.episode(row, "http://127.0.0.1:9/v1", "key")

@@ -102,9 +102,3 @@ def test_later_turns_have_the_given_date():
 def test_a_date_that_is_none_is_an_error(tmp_path, value):
     with pytest.raises(ConfigError, match=r"template_date.* allowed: auto, or a date such as 2025-01-31"):
         config(tmp_path, "--data.template_date", value)
-
-
-def test_a_date_of_toml_is_a_date():
-    table = 'template_date = 2025-03-04\nkind = "file"\npath = "p.jsonl"\n'
-    read = parse_config(f'[model]\nkind = "hf"\npath = "m"\n[data]\n{table}', "config.toml")
-    assert read.data[0].template_date == "2025-03-04"

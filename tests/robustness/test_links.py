@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from robustness.campaign import Case, check_here, contents
+from robustness.campaign import Case, check_here
 from robustness.test_kept_files import curve, run, study
 from scalerl.core.errors import ConfigError
-from scalerl.core.files import atomic_file
 from scalerl.core.outputs import check_stays_inside
 from scalerl.training.config import LAB
 from scalerl.training.loop.run_dir import RunDirectory
@@ -115,18 +114,6 @@ def test_a_refused_run_is_not_locked_and_a_pipe_is_refused(tmp_path):
             RunDirectory.resume(tmp_path / "run")
     (tmp_path / "run/errors.log").unlink()
     RunDirectory.resume(tmp_path / "run").close()
-
-
-def test_a_file_is_written_beside_planted_links(tmp_path):
-    """Somebody may guess the temporary name, and a link to a device is no device."""
-    (tmp_path / "victim").write_text("mine")
-    path = tmp_path / "status.json"
-    (tmp_path / f".status.json.{os.getpid()}.tmp.json").symlink_to("victim")
-    path.symlink_to("/dev/full")
-    with atomic_file(path) as temporary:
-        temporary.write_text("new")
-    assert path.read_text() == "new" and not path.is_symlink()
-    assert contents(tmp_path).keys() == {"status.json", "victim"} and (tmp_path / "victim").read_text() == "mine"
 
 
 def test_the_directory_of_tensorboard_is_not_read_from_the_run(tmp_path):

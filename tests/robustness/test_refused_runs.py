@@ -14,7 +14,6 @@ from scalerl.cli.exits import guarded
 from scalerl.core.files import ADVICE
 from scalerl.core.run_files import RunInfo
 from scalerl.training.config import PRESETS, to_toml
-from scalerl.training.machines.measured import read_speeds
 
 CONFIG = to_toml(PRESETS["lab"])
 METRICS = [
@@ -86,12 +85,6 @@ RUNS = [
 @pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
 def test_a_damaged_run_directory_is_read_in_part_or_refused(case, tmp_path, monkeypatch):
     check_here(case, tmp_path, monkeypatch)
-
-
-def test_speeds_are_read_from_a_run_whose_last_row_is_half_written(tmp_path):
-    (tmp_path / "config.toml").write_text(CONFIG)
-    (tmp_path / "metrics.jsonl").write_text(lines(METRICS) + json.dumps(METRICS[5])[:50])
-    assert [row["step"] for row in read_speeds(tmp_path).rows] == list(range(5, 21))  # the first fifth is left out
 
 
 def test_a_file_instead_of_a_run_and_a_folder_instead_of_a_file_are_refused(tmp_path, monkeypatch):

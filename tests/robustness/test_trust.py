@@ -17,7 +17,7 @@ from robustness.campaign import Case, check_here
 from scalerl.core import files
 from scalerl.core.errors import ConfigError
 from scalerl.training.config import parse_config, read_config, to_toml, trust
-from scalerl.training.config.trust import check_trust, code_of
+from scalerl.training.config.trust import check_trust
 from scalerl.training.study.directory import StudyDirectory
 from scalerl.training.study.plan import read_plan
 
@@ -109,11 +109,6 @@ def test_loggers_of_this_machine_need_no_confirmation():
         check_trust([config(SENT[0][0], REWARD)], "run-of-a-stranger")
 
 
-def test_a_configuration_without_code_needs_no_confirmation():
-    check_trust([config(""), read_config(None, [])], "run")
-    assert code_of(config("")) == [] and not files.cache_root().exists()
-
-
 def test_code_in_a_changed_file_and_another_function_need_a_new_confirmation(place):
     check_trust([config("", REWARD)], "mine", trusted=True)
     with pytest.raises(ConfigError, match="theirs:g"):
@@ -161,24 +156,6 @@ def test_the_question_appears_once_on_a_terminal(monkeypatch, answer, goes_on):
     assert "theirs.py" in shown.getvalue() and shown.getvalue().endswith("Run it? [y/N] ")
     check_trust([config("", REWARD)], "run")
     assert shown.getvalue().count("Run it?") == 1
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"code": 3}', b"\0\xff", b'{"code": {"a": 1}}'])
-def test_an_unreadable_store_is_replaced_after_a_new_confirmation(content):
-    files.cache_root().mkdir()
-    trust._store().write_bytes(content)
-    with pytest.raises(ConfigError, match="was not confirmed"):
-        check_trust([config("", REWARD)], "run")
-    check_trust([config("", REWARD)], "run", trusted=True)
-    check_trust([config("", REWARD)], "run")
-
-
-def test_an_unwritable_cache_remembers_nothing(place, monkeypatch):
-    (place / "file").write_text("")
-    monkeypatch.setenv("SCALERL_CACHE", str(place / "file" / "cache"))
-    check_trust([config("", REWARD)], "run", trusted=True)
-    with pytest.raises(ConfigError, match="was not confirmed"):
-        check_trust([config("", REWARD)], "run")
 
 
 def test_the_arms_of_a_study_are_confirmed_together(place):
@@ -238,12 +215,6 @@ def test_any_name_becomes_a_file_in_its_directory(name):
     made = files.safe_name(name)
     assert made not in ("", ".", "..") and "/" not in made and "\0" not in made and len(made.encode()) <= 107
     assert os.path.basename(made) == made and files.safe_name(made) == made
-
-
-def test_a_recipe_named_like_a_path_writes_below_runs(place):
-    parent = place / "runs"
-    assert files.next_directory(parent, "../../away").parent == parent
-    assert files.next_directory(parent, "scalerl") == parent / "scalerl-001"
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

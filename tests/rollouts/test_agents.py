@@ -135,21 +135,6 @@ def test_a_changed_turn_begins_a_further_sequence_and_what_was_sampled_stays(cha
     assert rollout.outcome.metrics["forks"] == 1 and rollout.outcome.metrics["conversations"] == 2
 
 
-def test_an_edited_message_of_the_user_forks_at_the_turn_before_it():
-    def run(url, key, row):
-        messages = [user("one")]
-        messages += [chat(url, key, messages), user("two")]
-        chat(url, key, messages)
-        chat(url, key, [*messages[:2], user("other")])
-        return 1.0
-
-    rollout, engine = rollout_of(shout, run)
-    (fork,) = rollout.others
-    assert sampled_text(engine, rollout) == "ONE<|im_end|>TWO<|im_end|>"
-    assert sampled_text(engine, fork) == "OTHER<|im_end|>" and "ONE<|im_end|>" in text(engine, fork.prompt)
-    assert rollout.outcome.metrics["forks"] == 1
-
-
 def test_a_compacted_history_is_a_conversation_of_its_own():
     def run(url, key, row):
         messages = [user("one")]
@@ -160,16 +145,6 @@ def test_a_compacted_history_is_a_conversation_of_its_own():
 
     rollout, _ = rollout_of(shout, run)
     assert len(rollout.others) == 1 and rollout.outcome.metrics["forks"] == 0
-
-
-def test_white_space_around_a_turn_is_no_change():
-    def run(url, key, row):
-        first = chat(url, key, [user("one")])
-        chat(url, key, [user("one"), {**first, "content": f" {first['content']}\n"}, user("two")])
-        return 1.0
-
-    rollout, _ = rollout_of(shout, run)
-    assert rollout.others == () and rollout.outcome.metrics["forks"] == 0
 
 
 def test_conversations_at_the_same_time_are_sequences_of_one_rollout_with_one_reward():
@@ -432,29 +407,10 @@ def test_usual_parameters_of_clients_are_taken():
     assert "<|im_start|>system\nd<|im_end|>" in text(engine, rollout.prompt)
 
 
-def test_a_rollout_has_at_most_its_turns():
-    def run(url, key, row):
-        chat(url, key, [user("x")])
-        with refusal(url, key, {"messages": [user("y")]}) as message:
-            assert "1 turns (data.turns)" in message
-        return 1.0
-
-    assert rollout_of(shout, run, turns=1)[0].outcome.turns == 1
-
-
 def test_a_program_that_never_calls_has_no_score():
     rollout, _ = rollout_of(shout, lambda url, key, row: 1.0)
     assert "never called" in rollout.outcome.problem and rollout.outcome.score == 0.0
     assert len(rollout) == 1 and not rollout.sampled.any()
-
-
-def test_a_program_that_fails_has_no_score_and_keeps_its_turns():
-    def run(url, key, row):
-        chat(url, key, [user("one")])
-        return ProgramEnd(problem="it ended with exit code 1")
-
-    rollout, _ = rollout_of(shout, run)
-    assert rollout.outcome.problem == "it ended with exit code 1" and rollout.outcome.turns == 1
 
 
 def test_a_failing_thread_ends_its_rollout():
@@ -480,20 +436,6 @@ def test_a_call_after_the_end_is_refused_and_counted():
     submit(engine)
     rollout = finish(engine)[0]
     assert rollout.outcome.metrics["late_calls"] == 1 and rollout.outcome.turns == 1
-
-
-def test_every_rollout_has_a_key_of_its_own():
-    keys = []
-
-    def run(url, key, row):
-        keys.append(key)
-        chat(url, key, [user(key[-4:])])
-        return 1.0
-
-    engine = engine_of(shout, run)
-    submit(engine, 6)
-    done = finish(engine)
-    assert len(set(keys)) == 6 and all(rollout.outcome.turns == 1 for rollout in done.values())
 
 
 def test_a_call_with_the_key_of_another_rollout_counts_as_a_call_of_that_one():
@@ -552,23 +494,6 @@ def test_a_rollout_that_is_dropped_leaves_nothing_under_way():
     engine.cancel([(0, 0), (0, 1)])
     assert not engine.occupancy().busy and len(engine.inner.cancelled) == 2
     assert finish(engine) == {}
-
-
-def test_programs_run_at_most_as_many_as_the_task_allows():
-    running, most, three = [], [], threading.Barrier(3)
-
-    def run(url, key, row):
-        running.append(1)
-        most.append(len(running))
-        three.wait(60)
-        chat(url, key, [user("x")])
-        running.pop()
-        return 1.0
-
-    engine = engine_of(shout, run, processes=3)
-    submit(engine, 12)
-    assert engine.occupancy().room < 0
-    assert len(finish(engine)) == 12 and max(most) == 3
 
 
 def test_the_address_is_loopback_unless_the_task_says_otherwise():

@@ -1,11 +1,8 @@
 """The coordinator with every schedule over one to three simulated engines and a trainer of random speed."""
 
-import time
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from coordinator_runs import (
     ACTIVATIONS,
@@ -14,7 +11,6 @@ from coordinator_runs import (
     ROUNDS,
     SAVED,
     SEED,
-    UPDATES,
     Sizes,
     bits,
     curriculum,
@@ -23,10 +19,9 @@ from coordinator_runs import (
     start,
 )
 
-from scalerl.core.types import Rollout
-from scalerl.training.engines.activation import AtTick, OnArrival
-from scalerl.training.engines.coordinator import Coordinator, NewVersion, sample_key
-from scalerl.training.engines.engine import Finished, Occupancy, Request, WaitEnded, Work, generate
+from scalerl.training.engines.activation import AtTick
+from scalerl.training.engines.coordinator import Coordinator, sample_key
+from scalerl.training.engines.engine import Request, WaitEnded, Work, generate
 from scalerl.training.engines.schedule import PipelineSchedule
 from scalerl.training.learner.checkpoint import load_state, save_state
 from scalerl.training.machines import simulation
@@ -51,19 +46,6 @@ def test_no_trained_token_is_staler_than_k_updates_under_wait_and_drop(schedule,
                 assert max(int(r.versions.max()) for r in group.rollouts) <= batch.number
 
 
-def test_mask_trains_groups_staler_than_k_and_drops_none():
-    """Slots for four batches: a group takes about four updates on average, and k is 1."""
-    trainer = make(("pipeline", 1, "mask"), "lag 3", Sizes(engines=2, slots=24, per_batch=3, group_size=4))
-    start(trainer, ("pipeline", 1, "mask"))
-    batches = list(trainer.batches(1000))
-    ages = [b.number - g.oldest_version for b in batches for g in b.groups.values()]
-    assert max(ages) > 1 and min(ages) <= 1
-    assert len(ages) == UPDATES * 3 + 1 and not any(b.dropped for b in batches)
-    for batch in batches:
-        for group in batch.groups.values():
-            assert all(int(r.versions.max()) <= batch.number for r in group.rollouts)
-
-
 @activations
 @pytest.mark.parametrize("schedule", ROUNDS, ids=["1", "4"])
 def test_a_frozen_round_is_sampled_with_its_first_version(schedule, activation):
@@ -74,20 +56,6 @@ def test_a_frozen_round_is_sampled_with_its_first_version(schedule, activation):
 
 
 # ------------------------------------------------------------------------------------------------------ exactly once
-
-
-@activations
-@schedules
-def test_every_visit_of_a_curriculum_is_trained_or_dropped_exactly_once(schedule, activation):
-    for trial in (0, 1):
-        sizes, batches = played(schedule, activation, trial)
-        trained = [group.visit.index for batch in batches for group in batch.groups.values()]
-        dropped = [visit.index for batch in batches for visit in batch.dropped]
-        assert sorted(trained + dropped) == list(range(curriculum(schedule, sizes)))
-        assert schedule[2] == "drop" or not dropped
-        assert [batch.number for batch in batches] == list(range(len(batches)))
-        if schedule[2] != "drop":  # 25 full batches and the last visit
-            assert [len(batch.groups) for batch in batches] == [sizes.per_batch] * UPDATES + [1]
 
 
 @schedules
@@ -161,17 +129,6 @@ def test_a_coordinator_without_prompts_for_a_batch_is_stuck():
     with pytest.raises(Stuck):
         list(trainer.batches(1))
     assert trainer.coordinator.stuck()
-
-
-def test_a_coordinator_that_waits_for_an_update_is_blocked_but_not_stuck():
-    """On policy: of 3 prompts only the batch of 2 may start; then the trainer must update."""
-    trainer = make(("pipeline", 0, "wait"), "lag 0", Sizes(engines=1, slots=4, per_batch=2, group_size=1))
-    coordinator = trainer.coordinator
-    coordinator.begin(0, [visit_of(i) for i in range(3)])
-    while not coordinator.blocked():
-        formed = coordinator.step()
-    assert [sorted(batch.groups) for batch in formed] == [[0, 1]]
-    assert not coordinator.stuck() and coordinator.ticks == max(LENGTHS(request(i)) for i in range(2))
 
 
 def request(index):
@@ -303,24 +260,6 @@ def test_the_engine_with_the_most_room_takes_the_next_group():
     assert (stats.tick, stats.tokens, stats.slot_steps, stats.flops) == (3, 18, 18, 18.0)
 
 
-def test_time_spent_at_an_activation_does_not_count_as_generation(monkeypatch):
-    clock = SimpleNamespace(now=7.0)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
-    coordinator = Coordinator([ExactSimulatedEngine(4, lambda request: 3)], PipelineSchedule(2, AtTick(0), 1), 2, SEED)
-    coordinator.begin(0, [visit_of(i) for i in range(4)])
-    while not coordinator.step():
-        pass
-    coordinator.receive(NewVersion(1, True, ()))
-    before, calls = coordinator.seconds.busy, []
-
-    def evaluate():
-        clock.now += 30.0
-        calls.append(coordinator.schedule.active)
-
-    coordinator.step(evaluate)
-    assert calls == [1] and coordinator.seconds.busy == before
-
-
 def test_parked_sequences_are_counted_times_the_time_that_they_wait():
     class Parking(ExactSimulatedEngine):
         def occupancy(self):
@@ -334,37 +273,6 @@ def test_parked_sequences_are_counted_times_the_time_that_they_wait():
     restored = Coordinator(engines, PipelineSchedule(2, AtTick(0), 1), 2, SEED)
     restored.load_state(coordinator.state())
     assert restored.stats().parked_s == coordinator.stats().parked_s
-
-
-ROLLOUT = Rollout(*map(np.array, ([1], [-0.5], [7], [True])), truncated=False, interrupted=False)
-
-
-class Server:
-    """Two engines over one server: the first samples three tokens for each of the 5 tokens of the second."""
-
-    def __init__(self):
-        self.training = SimpleNamespace(version=7, work=Work(tokens=1000))
-        self.work, self.version, self._left = Work(tokens=100), 7, []
-
-    def occupancy(self):
-        return Occupancy(5, len(self._left), 0, 0)
-
-    def submit(self, requests):
-        self._left += [request.id for request in requests]
-
-    def poll(self, timeout_s):
-        time.sleep(0.02)
-        self.work, self.training.work = self.work + Work(tokens=1), self.training.work + Work(tokens=3)
-        return [Finished(self._left.pop(0), ROLLOUT)]
-
-
-def test_training_tokens_sampled_during_an_evaluation_count_as_generation():
-    server = Server()
-    coordinator = Coordinator([server.training], PipelineSchedule(2, OnArrival(), 1), 2, SEED, [server])
-    began = time.perf_counter()
-    assert len(list(coordinator.evaluate(7, [visit_of(i) for i in range(5)], 1))) == 5
-    # 15 of 20 tokens were for training
-    assert 0.75 * 0.1 <= coordinator.seconds.busy <= 0.75 * (time.perf_counter() - began)
 
 
 @pytest.mark.parametrize("engines", [1, 3])

@@ -176,11 +176,6 @@ def test_messages_that_do_not_fit_are_left_out(chat, limit):
     assert continuation(chat, messages[:shown], -1, True, limit) == tokens
 
 
-def test_messages_without_a_template_are_cut_to_the_limit():
-    tokens = continuation(Numbers(), [{"role": "tool", "content": "7 8 9"}] * 100, -1, False, 8)
-    assert tokens == [7, 8, 9, 7, 8, 9, 7, 8]
-
-
 def test_a_template_that_refuses_a_role_fails_the_rollout(chat):
     refuses = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
     chat.chat_template = chat.chat_template.replace("{% for m in messages %}", "{% for m in messages %}" + refuses)

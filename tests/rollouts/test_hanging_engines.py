@@ -209,17 +209,6 @@ def test_a_generator_that_goes_on_before_the_limit_is_waited_for(begin, monkeypa
     assert run.save(1, tmp_path / "state")["sampling_version"] in (0, 1)
 
 
-def test_without_a_stop_a_stopped_generator_is_waited_for_and_may_go_on(begin, monkeypatch):
-    monkeypatch.setattr(module, "STOP_SUSPENDED_S", 0.2)
-    run = begin(hangs_at=-1, eager=False)
-    run.start()
-    pid = run.pipeline._worker.pid
-    os.kill(pid, signal.SIGSTOP)
-    threading.Timer(0.6, os.kill, (pid, signal.SIGCONT)).start()
-    groups, _ = evaluated(run.pipeline, 0, visits(1000, 4), 2)
-    assert len(groups) == 4
-
-
 def test_messages_to_a_stopped_generator_do_not_block_the_trainer_or_the_end(begin):
     run = begin(hangs_at=-1, eager=False)
     run.start()
@@ -255,14 +244,6 @@ def test_a_transfer_into_servers_that_hang_ends_after_a_stop(monkeypatch):
         pipeline.publish(NewVersion(1), lambda version, channel: ended.wait())
     ended.set()
     assert time.monotonic() - began > 0.7
-
-
-def test_engines_in_lockstep_never_hang_so_that_a_stop_waits_for_them(begin, tmp_path):
-    run = begin(hangs_at=-1, delay_s=0.02)
-    run.start()
-    run.stop()
-    groups, seconds = evaluated(run.pipeline, 0, visits(1000, 4), 8)
-    assert len(groups) == 4 and seconds > 0.35 and not run.pipeline._settled  # longer than STOP_PATIENCE_S
 
 
 @pytest.mark.parametrize("when", ["evaluation", "training", "write", "commit"])

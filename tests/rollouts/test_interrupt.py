@@ -24,14 +24,6 @@ def complete(wanted, rule=RULE, interrupt_at=2, stop=(STOP,)):
     raise AssertionError("did not end")
 
 
-def test_at_the_limit_the_phrase_replaces_sampled_tokens():
-    rollout = complete([10, 11, 12, 13, 20, STOP])
-    assert rollout.tokens.tolist() == [10, 11, 90, 91, 20, STOP]
-    assert rollout.sampled.tolist() == [True, True, False, False, True, True]
-    assert rollout.logps.tolist() == [-0.5, -0.5, 0.0, 0.0, -0.5, -0.5]
-    assert rollout.interrupted and not rollout.truncated
-
-
 TWO = LengthRule(thinking=(6, 6), answer_tokens=2, max_tokens=8, phrase=(90, 91), end_tag=(90, 91))
 STOPS = LengthRule(thinking=(1, 1), answer_tokens=1, max_tokens=2, phrase=(STOP, 91), end_tag=(91,))
 NONE = length_rule(NoLengthControl(max_tokens=3), encode=list)
@@ -94,30 +86,7 @@ def test_a_tag_of_three_text_tokens_ends_thinking(merges, tokens, ways, around):
     assert len(tokenizer.encode(tail.lstrip("\n")).ids) in (2, 3, 4)  # 4 tokens, including separate line breaks
 
 
-def test_interruption_writes_a_phrase_whose_tag_is_three_tokens():
-    tokenizer = byte_pairs(THINK)
-    rule = length_rule(CONTROL, lambda text: tokenizer.encode(text).ids)
-    rollout = complete(tokenizer.encode("a" * 50).ids, rule, interrupt_at=30, stop=())
-    assert tokenizer.decode(rollout.tokens.tolist()) == "a" * 30 + "\nstop</think>" + "a" * 4
-    assert rollout.interrupted and int((~rollout.sampled).sum()) == len("\nstop") + 3
-
-
-def test_a_tag_that_is_an_added_token_has_one_tokenization():
-    tokenizer = byte_pairs(THINK)
-    tokenizer.add_special_tokens(["</think>"])
-    rule = length_rule(CONTROL, lambda text: tokenizer.encode(text).ids)
-    assert rule.tags == ((tokenizer.token_to_id("</think>"),),)
-
-
 @pytest.mark.parametrize(("uniform", "point"), [(0.0, 10), (0.333, 10), (0.334, 11), (0.999, 12)])
 def test_the_point_is_uniform_over_both_ends(uniform, point):
     rule = LengthRule(thinking=(10, 12), answer_tokens=1, max_tokens=13)
     assert interrupt_point(rule, uniform) == point
-
-
-def test_length_control_is_translated_to_tokens():
-    rule = length_rule(
-        Interruption(thinking_tokens=(5, 6), answer_tokens=4, phrase="ab", end_tag="b"), lambda s: [ord(c) for c in s]
-    )
-    assert rule == LengthRule(thinking=(5, 6), answer_tokens=4, max_tokens=10, phrase=(97, 98), end_tag=(98,))
-    assert rule.capacity == 12

@@ -6,7 +6,6 @@ import torch
 from sampled import run_out
 from tiny_models import tiny_model
 
-from scalerl.core.errors import ConfigError
 from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
 from scalerl.training.config.recipe import Custom
 from scalerl.training.engines.custom import EngineParts, engine_pair
@@ -83,17 +82,6 @@ def test_replay_removes_the_whole_mismatch_of_an_engine_that_chooses_other_exper
         errors[replay] = (logp_N - batch.behavior_BT[batch.sampled_BT]).abs()
         assert 0.1 < routing_of(policy).differs_NL().float().mean() < 0.9
     assert len(logp_N) == 80 and errors[True].max() < 1e-5 < 1e-2 < errors[False].mean()
-
-
-def test_a_dense_model_has_no_routes_to_flip():
-    with pytest.raises(ConfigError, match=r"routes: got 0\.5 for Qwen3ForCausalLM"):
-        flipped_rollouts([(3,)], tiny="qwen3")
-
-
-def test_a_coarse_head_rounds_logits_to_multiples_of_its_step(noisy_engine):
-    head = noisy_engine.CoarseHead(step=2.0)
-    hidden_ND, weight_VD = torch.tensor([[1.0, 0.5]]), torch.tensor([[3.5, 0.0], [0.0, 5.0], [-1.0, -1.0], [9.0, 0.5]])
-    assert head.logits(hidden_ND, weight_VD, None).tolist() == [[4.0, 2.0, -2.0, 10.0]]  # of 3.5, 2.5, -1.5, 9.25
 
 
 def test_training_engines_sample_from_the_coarse_head_and_evaluations_from_the_exact_one():

@@ -85,14 +85,6 @@ def test_no_trained_token_is_staler_than_k_and_every_token_has_its_version(polic
         assert mixed == 0
 
 
-@pytest.mark.parametrize("lag_ticks", [0, 5])
-def test_a_round_larger_than_the_engine_uses_its_first_weights_for_any_lag(lag_ticks):
-    spec = ScriptedSpec(PpoOffPolicy(batches=8), slots=6, lag_ticks=lag_ticks)  # a round is 8 x 3 groups of 2
-    batches = train(spec, updates=16)
-    versions = [int(v) for _, g in groups_of(batches) for r in g.rollouts for v in (r.versions[0], r.versions[-1])]
-    assert versions == [0] * 96 + [8] * 96
-
-
 def test_weights_that_an_engine_lost_are_sent_again_while_the_trainer_waits():
     sent = []
 
@@ -158,14 +150,6 @@ def test_random_delays_on_both_sides_do_not_change_results(policy, slots):
     assert (
         [b.stats.tick for b in quiet] == [b.stats.tick for b in late_trainer] == [b.stats.tick for b in late_generator]
     )
-
-
-def test_a_failure_in_the_generator_raises_in_take_with_its_name():
-    with pytest.raises(
-        WorkerDied, match=r"^the generator process \(\d+\) failed: ValueError: the engine broke$"
-    ) as raised:
-        train(ScriptedSpec(PipelineRL(), fail_at_tick=5), updates=20)
-    assert raised.value.trace.startswith("Traceback") and 'raise ValueError("the engine broke")' in raised.value.trace
 
 
 def test_a_killed_generator_raises_in_take():

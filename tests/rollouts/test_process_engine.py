@@ -90,16 +90,6 @@ def test_a_model_samples_the_same_tokens_in_another_process_across_a_swap(remote
     assert len(crossing) >= 2  # otherwise no sequence spans the swap
 
 
-def test_the_engines_of_one_process_are_independent(remote):
-    first, second = remote(Scripted(engines=2)).engines()
-    first.submit(requests(4))
-    assert (first.occupancy().waiting, second.occupancy().waiting) == (4, 0)
-    second.swap(3)
-    assert (first.version, second.version) == (0, 3)
-    step(first)
-    assert (first.work.tokens, second.work.tokens) == (4, 0)
-
-
 def test_the_saved_state_of_one_process_is_restored_in_another(remote):
     original = remote(Scripted()).engines()[0]
     original.swap(4)

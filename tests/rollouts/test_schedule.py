@@ -1,12 +1,8 @@
 import math
 
-import pytest
-
 from scalerl.core.serialization import to_plain
-from scalerl.training.config.overrides import parse_config
 from scalerl.training.engines.activation import AVERAGED_BATCHES, AtTick, Following, OnArrival
-from scalerl.training.engines.schedule import PipelineSchedule, RoundSchedule, schedule_of
-from scalerl.training.placement.sizes import RunSizes
+from scalerl.training.engines.schedule import PipelineSchedule, RoundSchedule
 
 
 def pipeline(k, per_batch=2, lag=3):
@@ -57,43 +53,12 @@ def test_ppo_off_policy_freezes_a_round_and_keeps_the_order_of_starting():
     assert s.may_start()
 
 
-@pytest.mark.parametrize("activation", [AtTick(-1), AtTick(0), OnArrival()])
-def test_a_round_does_not_wait_for_versions_and_keeps_starting_groups(activation):
-    s = RoundSchedule(1, activation, batches=2)
-    first = s.start()  # only one group may run
-    s.finish(first)
-    assert s.form(tick=1) == [first] and not s.due(1000, idle=False)  # at any lag: nothing is sampled with it
-    assert s.on_arrival(1) is activation.on_arrival
-    s.activate(1)
-    assert s.may_start()  # with the round's first weights
-    second = s.start()
-    assert not s.may_start()
-    s.finish(second)
-    assert s.form(tick=2) == [second]
-
-
 def test_a_closed_curriculum_ends_with_a_smaller_batch():
     s = pipeline(k=8, per_batch=4)
     s.finish(s.start())
     assert s.form(tick=1) is None
     s.closed = True
     assert s.form(tick=1) == [0] and s.form(tick=1) is None
-
-
-def test_a_restored_schedule_continues_like_the_original():
-    original = pipeline(k=2)
-    for _ in range(4):
-        original.start()
-    for index in (2, 0):
-        original.finish(index)
-    original.form(tick=5)
-    copy = pipeline(k=2)
-    copy.load_state(original.state())
-    for s in (original, copy):
-        s.finish(1)
-        s.finish(3)
-    assert copy.form(tick=6) == original.form(tick=6) == [1, 3]
-    assert copy.due(8, idle=False) == original.due(8, idle=False)
 
 
 def test_a_fast_generator_is_limited_in_untrained_groups():
@@ -118,15 +83,6 @@ def test_a_fast_generator_is_limited_in_untrained_groups():
     assert staleness[8] == 1  # one batch in training, one that waits
 
 
-def test_only_activation_on_arrival_limits_the_queue():
-    text = '[rollouts]\nschedule = "eager"\nslots = 1024\nahead = 2\nexpected_tokens = 7024'
-    config = parse_config(text, "test")
-    assert config.recipe.length.max_tokens == 2 * 7024  # P = 48 prompts of G = 16
-    assert schedule_of(RunSizes.of(config)).most_untrained == 1024 / 16 * 2 + 3 * 48
-    usual = parse_config("", "test")
-    assert schedule_of(RunSizes.of(usual)).most_untrained == math.inf
-
-
 def test_an_adaptive_lag_is_one_and_a_half_times_the_ticks_of_the_latest_batches():
     rule = Following(lag_ticks=10)
     for tick in range(0, 20 * AVERAGED_BATCHES, 20):  # one batch short of what is needed: the estimate stays
@@ -139,11 +95,3 @@ def test_an_adaptive_lag_is_one_and_a_half_times_the_ticks_of_the_latest_batches
     assert rule.lag_ticks == 62 == -(-3 * 41 // 2)
     assert Following(lag_ticks=10).restored(to_plain(rule)) == rule
     assert Following(lag_ticks=10).restored(to_plain(AtTick(7))) == Following(lag_ticks=7)
-
-
-def test_a_schedule_reports_every_batch_to_its_rule():
-    s = PipelineSchedule(1, Following(lag_ticks=4), max_lag=8)
-    for tick in (3, 5):
-        s.finish(s.start())
-        assert s.form(tick) is not None
-    assert s.activation == Following(lag_ticks=4, recent=(3, 5))

@@ -14,13 +14,13 @@ from scalerl.training.config.recipe import PipelineRL
 from scalerl.training.engines import served
 from scalerl.training.engines.activation import OnArrival
 from scalerl.training.engines.coordinator import Coordinator, NewVersion
-from scalerl.training.engines.engine import NO_WEIGHTS, Request, Work
+from scalerl.training.engines.engine import NO_WEIGHTS, Request
 from scalerl.training.engines.hosted import HostedEngines
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.local.slot_engine import SlotEngine
 from scalerl.training.engines.process_engine import EngineDied
 from scalerl.training.engines.schedule import SCHEDULES
-from scalerl.training.engines.served import EngineHandle, Report, Restarter, Submit, Swap
+from scalerl.training.engines.served import EngineHandle, Restarter, Submit, Swap
 from scalerl.training.machines.simulation import visit_of
 
 SLOTS = 8
@@ -103,17 +103,6 @@ def wait_for(condition, engine, seconds=60.0):
         assert time.monotonic() < until, "nothing came"
         finished += engine.poll(0.01)
     return finished
-
-
-def test_an_engine_samples_only_after_its_first_weights():
-    world = World()
-    world.engine.submit(requests(20))
-    assert world.engine.poll(0.2) == []
-    world.engine.swap(4)
-    finished = wait_for(lambda finished: len(finished) == 20, world.engine)
-    assert sorted(f.id for f in finished) == [(i, 0) for i in range(20)]
-    assert {int(v) for f in finished for v in f.rollout.versions} == {4}
-    assert world.engine.occupancy().busy is False and world.engine.version == 4
 
 
 def test_a_swap_does_not_stop_sampling_and_every_token_has_the_version_that_sampled_it():
@@ -277,22 +266,6 @@ def test_canceled_sequences_are_never_returned():
     assert world.engine.poll(0.2) == [] and not world.engine.occupancy().busy
 
 
-def test_an_evaluation_pauses_training_sequences():
-    world = World(decode_s=0.001)
-    world.engine.swap(0)
-    world.engine.submit(requests(2000))
-    wait_for(lambda finished: len(finished) > 5, world.engine)
-    world.evaluator.submit(requests(300))
-    finished = wait_for(lambda finished: len(finished) > 5, world.evaluator)
-    training = world.handles[0].engines[0]
-    before = training.work.tokens
-    finished += wait_for(lambda more: len(finished) + len(more) > 150, world.evaluator)
-    assert training.work.tokens == before and training.occupancy().busy
-    finished += wait_for(lambda more: len(finished) + len(more) == 300, world.evaluator)
-    assert {f.id for f in finished} == {(i, 0) for i in range(300)}
-    assert len(wait_for(lambda more: len(more) > 50, world.engine)) > 50  # and training continues
-
-
 def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_under_way(later):
     """An update of the trainer takes longer than a transfer may; then it sends, and the engine does not load."""
     under_way = []
@@ -346,35 +319,6 @@ def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(placeme
     assert reason in world.notes[0] and world.handles[0].stopped
 
 
-class Told(EngineHandle):
-    """A handle that reports what the test sets."""
-
-    version, tokens = 1, 5
-
-    def post(self, command):
-        pass
-
-    def report(self, wait_s):
-        return Report(((), ()), (Work(tokens=self.tokens), Work()), self.version)
-
-
-def test_a_transfer_may_take_longer_than_the_limit_of_silence(later):
-    handle, notes = Told(), []
-    placement = Placement(silence_timeout_s=60)
-    restarter = Restarter(lambda: handle, "generator 1 of 1", SLOTS, placement, notes.append)
-    restarter.pair()
-    engine = restarter.engines[0]
-    engine.swap(1)
-    engine.submit(requests(1))
-    engine.poll()
-    engine.swap(2)
-    later(61)
-    engine.poll()
-    handle.version = 2  # used from now on, but no token was sampled with it yet
-    engine.poll()
-    assert engine.version == 2 and notes == []
-
-
 def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():
     world = World()
     made = world.restarter._make
@@ -394,15 +338,6 @@ def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():
     with pytest.raises(EngineDied, match=r"died 3 times without finishing a sequence(.|\n)*no such slot: 99"):
         wait_for(lambda found: False, world.engine)
     assert len(world.notes) == 2
-
-
-def test_a_failed_first_start_raises_at_once():
-    def make():
-        raise EngineDied("generator 1 of 1 ended: no GPU is free")
-
-    restarter = Restarter(make, "generator 1 of 1", 1, Placement(), print)
-    with pytest.raises(EngineDied, match="no GPU is free"):
-        restarter.pair()
 
 
 @pytest.mark.slow

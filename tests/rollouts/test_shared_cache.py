@@ -12,8 +12,7 @@ from scalerl.core.rng import stream_key
 from scalerl.training.engines.engine import Request, Sampling, step
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.local import torch_engine as module
-from scalerl.training.engines.local.torch_engine import prompt_batches, torch_engine
-from scalerl.training.models.cpu.pages import TensorPages
+from scalerl.training.engines.local.torch_engine import torch_engine
 from scalerl.training.models.policy import Policy
 
 RULE = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)
@@ -87,18 +86,6 @@ def test_an_evaluation_gets_the_rows_that_the_sequences_of_training_leave():
     assert len(run_out(evaluator)) == 40
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_is_taken_as_it_is_written_and_given_back(dtype):
-    before = resident_bytes()
-    pages = TensorPages((1000, 100, 1000), dtype)  # 200 or 400 MB
-    assert pages.tensor.shape == (1000, 100, 1000) and pages.tensor.dtype == dtype
-    assert resident_bytes() - before < 20e6
-    pages.tensor[:, :10] = 1
-    assert 0.1 * pages.tensor.nbytes < resident_bytes() - before < 0.3 * pages.tensor.nbytes + 20e6
-    pages.clear()
-    assert resident_bytes() - before < 20e6 and pages.tensor.sum() == 0
-
-
 def test_the_cache_grows_with_the_longest_sequences_not_with_the_limit():
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40_000)
     cache = 64 * 40_008 * Policy(tiny_model("qwen3")).cache_bytes
@@ -109,21 +96,6 @@ def test_the_cache_grows_with_the_longest_sequences_not_with_the_limit():
     for _ in range(10):
         step(engine)
     assert cache > 600e6 and resident_bytes() - before < 0.25 * cache
-
-
-def test_the_state_holds_the_cached_tokens_only():
-    engine = make(slots=4)
-    engine.submit(requests("state", 3))
-    for _ in range(2):
-        step(engine)
-    cache = engine.state()["cache"]
-    # prompts of 1, 2 and 3 tokens, and the first of two sampled tokens; the second is fed by the next step
-    assert cache["lengths"].tolist() == [2, 3, 4, 0]
-    assert {tensor.shape[0] for tensor in cache["tensors"].values()} == {9}
-    arrays = engine.state()["table"]["arrays"]
-    assert {name: len(arrays[name]) for name in ("tokens", "logps", "versions", "sampled")} == dict.fromkeys(
-        ("tokens", "logps", "versions", "sampled"), 6
-    )
 
 
 @pytest.mark.parametrize("moved", [0, 7])
@@ -158,31 +130,3 @@ def test_long_prompts_of_unlike_lengths_get_the_hidden_states_of_a_forward_witho
         decoder.prefill(np.arange(3), prompts)
         expected = [policy.hidden(torch.tensor([prompt]))[0, -1] for prompt in prompts]
     torch.testing.assert_close(decoder._hidden_SD, torch.stack(expected), atol=2e-5, rtol=2e-5)
-
-
-def test_prompts_of_like_length_share_a_pass_within_the_memory_of_one():
-    assert prompt_batches([3, 64, 1, 20], 10_000) == [[0, 1, 2, 3]]
-    assert prompt_batches([4096, *[16] * 31], 10_000) == [[0], list(range(1, 32))]
-    assert prompt_batches([65, 128, 129, 256, 64], 10_000) == [[0, 1], [2, 3], [4]]
-    assert prompt_batches([10] * 7, 30) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert prompt_batches([500, 400], 100) == [[0], [1]]  # longer than a pass may be
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_several_passes_give_the_same_rollouts(monkeypatch, top_p):
-    def sampled():
-        engine = make(slots=8, top_p=top_p)
-        engine.submit(requests("passes", 12))
-        finished = run_out(engine)
-        nuclei = {one.id: one.rollout.nucleus for one in finished}
-        return {one.id: one.rollout for one in finished}, nuclei
-
-    whole, nuclei = sampled()
-    monkeypatch.setattr(module, "PASS_BYTES", 3 * module.SAMPLE_ENTRY * 48)  # rows of 48 logits
-    monkeypatch.setattr(module, "SHORT", 2)
-    parts, nuclei_of_parts = sampled()
-    for id, rollout in whole.items():
-        assert rollout.tokens.tolist() == parts[id].tokens.tolist()
-        np.testing.assert_allclose(rollout.logps, parts[id].logps, atol=2e-5)
-        for a, b in zip(nuclei[id] or (), nuclei_of_parts[id] or (), strict=True):
-            assert a.tolist() == b.tolist()

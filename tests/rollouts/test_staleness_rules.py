@@ -39,21 +39,6 @@ def length(figures):
     return figures.trained_tokens_per_s * figures.seconds / (256 * figures.updates) / LENGTHS.mean()
 
 
-def test_the_population_has_the_expected_mean_and_median():
-    """The median of a lognormal is exp(-1/2) = 0.607 of its mean; the cut at 10 means lowers the mean to 0.99."""
-    lengths = lognormal(1000.0, 1.0, NoLengthControl(max_tokens=10_000))
-    assert lengths.max() == 10_000 and lengths.min() >= 1
-    assert abs(lengths.mean() / 1000 - 1) < 0.001
-    assert abs(float(sorted(lengths)[len(lengths) // 2]) / 1000 - 0.607 / 0.99) < 0.01
-
-
-def test_mask_keeps_the_slots_full_and_trains_every_length(figures):
-    assert figures["mask"].occupancy >= 0.93
-    assert abs(length(figures["mask"]) - 1) <= 0.02
-    assert figures["mask"].dropped_share == 0
-    assert 0.03 < figures["mask"].stale_share < 0.15  # the cost: tokens that carry no loss
-
-
 def test_wait_trains_every_length_within_the_bound_and_leaves_slots_empty(figures):
     assert 0.7 < figures["wait"].occupancy < 0.93
     assert abs(length(figures["wait"]) - 1) <= 0.02

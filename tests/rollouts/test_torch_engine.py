@@ -8,7 +8,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.rng import stream_key
-from scalerl.training.engines.engine import Request, Sampling, step
+from scalerl.training.engines.engine import Request, Sampling
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.local import torch_engine as module
 from scalerl.training.engines.local.torch_engine import check_cached_logps, torch_engine
@@ -84,17 +84,6 @@ def test_the_tokens_of_a_rollout_do_not_depend_on_its_neighbors(slots, refill):
     alone = {done.id: done.rollout.tokens.tolist() for done in run_out(make("qwen3", slots=3))}
     others = {done.id: done.rollout.tokens.tolist() for done in run_out(make("qwen3", slots=slots, refill=refill))}
     assert alone == others
-
-
-def test_equal_prompts_are_processed_once():
-    engine = make("qwen3", slots=8)
-    step(engine)
-    # eight prompts of 29 tokens in total, two of them copies of (5, 9, 2): 23 tokens are computed
-    sizes = Policy(tiny_model("qwen3")).sizes
-    unique = dict.fromkeys(PROMPTS)
-    assert (sum(map(len, PROMPTS)), sum(map(len, unique))) == (29, 23)
-    # and each of the eight draws its first token through the head
-    assert engine.work.flops == sum(sizes.forward_flops(0, len(p)) for p in unique) + 8 * 2 * sizes.head_params
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])

@@ -1,17 +1,15 @@
 """Rollouts of several turns: exact log-probabilities, equal bits, resume, ends, and text that stays text."""
 
 import json
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from doc_pages import ROOT, blocks
+from doc_pages import blocks
 from test_torch_engine import weights_of
 from tiny_models import tiny_model
 
@@ -29,7 +27,6 @@ from scalerl.training.engines.turns import ExactTurnEngine, ReplyPool, check_rep
 from scalerl.training.models.policy import Policy
 from scalerl.training.models.template import continuation
 from scalerl.training.models.text import TokenText
-from scalerl.training.prompts.dataset import load_prompts
 from scalerl.training.prompts.sources import custom_rows
 from scalerl.training.rewards.pool import ProcessEnded
 from scalerl.training.rewards.turns import Reply, read_reply, reply_to
@@ -135,27 +132,6 @@ def test_log_probabilities_of_all_turns_replay_across_two_swaps():
     assert len(done) == 16 and several >= 3
 
 
-@pytest.mark.parametrize("reply", ["1", ""])
-def test_an_end_tells_the_tokens_of_the_longest_turn(reply):
-    """Also if replies have no tokens, so that turns follow each other."""
-    sampled = []
-
-    def ask(prompt, said):
-        counts = [len(one["content"].split()) for one in said if one["role"] == "assistant"]
-        sampled.append(counts)
-        future = Future()
-        future.set_result(Reply(({"role": "user", "content": reply},)) if len(counts) < 3 else Reply((), 0.5))
-        return future
-
-    done, _ = run(make(ask=ask))
-    whole = {tuple(counts) for counts in sampled if len(counts) == 3}
-    ends = [rollout for rollout in done.values() if rollout.outcome.ended == "environment"]
-    assert len(ends) > 2 and len({rollout.outcome.longest for rollout in ends}) > 1
-    for rollout in ends:
-        total = int(rollout.sampled.sum())
-        assert any(sum(counts) == total and max(counts) == rollout.outcome.longest for counts in whole)
-
-
 @pytest.mark.parametrize(("name", "top_p"), [("qwen3-moe", 1.0), ("qwen3", 0.7)])
 def test_experts_and_nuclei_of_all_turns_are_kept(name, top_p):
     done, _ = run(make(name=name, top_p=top_p))
@@ -221,16 +197,6 @@ def test_a_restored_engine_continues_with_equal_bits(ticks):
     for id, rollout in (done | rest).items():
         assert rollout.tokens.tolist() == expected[id].tokens.tolist()
         assert (rollout.logps == expected[id].logps).all() and rollout.outcome == expected[id].outcome
-
-
-def test_a_slot_is_free_while_an_environment_thinks():
-    engine = make(ask=lambda prompt, said: Future())  # never answers
-    for _ in range(3 * 8 * 4):
-        if engine.occupancy().waiting == 16 - len(engine._episodes) or engine._tick > LIMITS["reply_ticks"]:
-            break
-        step(engine)
-    occupancy = engine.occupancy()
-    assert occupancy.busy and occupancy.room == engine.inner.occupancy().room
 
 
 @pytest.mark.slow
@@ -408,20 +374,6 @@ def test_rewards_of_turns_survive_a_resume():
     }
 
 
-def test_a_reply_continues_the_conversation_as_the_template_writes_it(chat):
-    end = chat.convert_tokens_to_ids("<|im_end|>")
-    tokens = continuation(chat, [{"role": "tool", "content": "7"}], end, True, 64)
-    # the completion ended with <|im_end|>, which the template would write too
-    assert chat.decode(tokens) == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
-    other = continuation(chat, [{"role": "tool", "content": "7"}], -1, True, 64)
-    assert other == [end, *tokens]
-    whole = chat.apply_chat_template(
-        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "tool", "content": "7"}],
-        tokenize=False, add_generation_prompt=True,
-    )  # fmt: skip
-    assert chat(whole)["input_ids"][-len(other) :] == other
-
-
 def test_special_tokens_in_a_reply_stay_text(chat):
     end = chat.convert_tokens_to_ids("<|im_end|>")
     words = "<|im_end|>\n<|im_start|>system"
@@ -483,55 +435,3 @@ def test_the_environment_of_the_page_plays_a_game(user_code):
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
     assert reply_to(trip, [{"role": "assistant", "content": call}]).messages[0]["content"] == "0"
     assert reply_to(trip, [{"role": "assistant", "content": "Oslo"}]) == Reply((), 1.0)
-
-
-class Countdown:
-    """A game in the form of Gymnasium: take numbers from seed + 5; each right one earns a quarter, and 0 ends it."""
-
-    def __init__(self, **options):
-        import gymnasium
-
-        letters = frozenset("0123456789 left")
-        self.observation_space = self.action_space = gymnasium.spaces.Text(20, charset=letters)
-
-    def reset(self, *, seed=None, options=None):
-        self.left = seed + 5
-        return f"{self.left} left", {}
-
-    def step(self, action):
-        right = action.isdecimal() and 0 < int(action) <= self.left
-        self.left -= int(action) if right else 0
-        return f"{self.left} left", 0.25 * right, self.left == 0, False, {}
-
-
-@pytest.mark.parametrize("real", [True, False])
-def test_the_example_replays_a_text_environment_of_gymnasium(user_code, monkeypatch, real):
-    if real:
-        gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed")
-        gymnasium.register("Countdown-v0", type("Game", (Countdown, gymnasium.Env), {}))
-    else:
-        spaces = SimpleNamespace(Text=lambda *_, **__: None)
-        stand_in = SimpleNamespace(make=lambda id: {"Countdown-v0": Countdown}[id](), spaces=spaces)
-        monkeypatch.setitem(sys.modules, "gymnasium", stand_in)
-    user_code("my_games", (ROOT / "examples/gymnasium_task.py").read_text())
-    task = CustomTask(function="my_games:Replayed", params={"id": "Countdown-v0"}, prompts=3)
-    rows, _ = custom_rows(task, 1)
-    assert [row.prompt for row in rows] == [f"Game {seed}: {seed + 5} left" for seed in range(4)]
-    prompt, said, texts = Prompt("0", "", (1,), "", "Replayed", rows[2].columns), [], []
-    for action in ("3", " 9", "4 "):
-        said.append({"role": "assistant", "content": action})
-        reply = reply_to(prompt, said)
-        said += reply.messages
-        texts += [one["content"] for one in reply.messages]
-    # the second turn earned nothing
-    assert texts == ["4 left", "4 left"] and reply == Reply((), 0.5, rewards=(0.25, 0.0, 0.25))
-
-
-def test_a_column_turns_of_a_file_is_no_environment(tmp_path):
-    rows = [{"prompt": f"{n} + 1", "answer": str(n + 1), "turns": [1, 2]} for n in range(80)]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    table = f'[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "{tmp_path}/rows.jsonl"\n'
-    split = load_prompts(parse_config(table + "[evaluation]\nprompts = 4\n", "here"), Numbers())
-    assert split.training[0].columns["turns"] == [1, 2]
-    assert with_replies(split.training, 8) == (3, False)
-    assert Request.of((0, 0), split.training[0], 7).source is None

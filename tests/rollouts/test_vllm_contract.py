@@ -1,6 +1,5 @@
 """vLLM has what scalerl uses of it, and the supported versions stand in one place."""
 
-import re
 import shutil
 import sys
 import tomllib
@@ -124,19 +123,3 @@ def test_a_missing_route_argument_class_or_field_is_a_problem(tmp_path):
     assert any("base has no WeightSource" in text for text in imports)
     assert any("SamplingParams" in text for text in contract.check_answers(source))
     assert any("--enable-scale-out" in text for text in contract.check_command_line(source))
-
-
-def test_the_newest_two_minor_versions_are_chosen_without_candidates(monkeypatch):
-    words = "vllm (0.34.0rc1)\nAvailable versions: 0.34.0rc1, 0.33.1, 0.33.0, 0.32.0, 0.31.0\n"
-    monkeypatch.setattr(contract, "pip", lambda *args: words)
-    assert contract.newest() == ["0.33.1", "0.32.0"]
-    monkeypatch.setattr(contract, "pip", lambda *args: "nothing")
-    with pytest.raises(OSError, match="nothing"):
-        contract.newest()
-
-
-def test_the_required_torch_is_read_from_the_wheel(tmp_path):
-    write(
-        tmp_path, {"vllm-0.33.0.dist-info/METADATA": "Requires-Dist: torch==2.14.0\nRequires-Dist: torchaudio==2.1\n"}
-    )
-    assert contract.torch_of(tmp_path) == "2.14.0" and re.fullmatch(r"[\d.]+", contract.torch_of(tmp_path))

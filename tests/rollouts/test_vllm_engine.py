@@ -21,7 +21,7 @@ from scalerl.training.engines.engine import Finished, Request, Sampling, generat
 from scalerl.training.engines.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.training.engines.local.slots import SlotTable
 from scalerl.training.engines.schedule import PipelineSchedule
-from scalerl.training.engines.vllm.client import State, _settle
+from scalerl.training.engines.vllm.client import _settle
 from scalerl.training.engines.vllm.protocol import BadAnswer, Chunk, VersionSpan
 from scalerl.training.engines.vllm.sequence import TokenSequence
 
@@ -43,31 +43,6 @@ def test_tokens_have_the_log_probabilities_of_their_version_and_sequences_end_co
     assert {done.rollout.truncated for done in finished} == {True, False}
     assert engine.work.tokens == sum(len(done.rollout) for done in finished)
     assert 1 < server.most_running <= 8  # the slots
-
-
-def test_temperature_and_stop_tokens_reach_the_server_but_no_seed(make, server):
-    """With a seed, vLLM's CPU worker crashes when it recomputes a request."""
-    engine, _ = make(sampling=Sampling(temperature=0.5, stop=(STOP, 3)))
-    sent = requests(6)
-    engine.submit(sent)
-    finished = drain(engine)
-    agree(finished, prompts_of(sent), temperature=0.5)
-    assert all(set(done.rollout.tokens.tolist()[:-1]).isdisjoint({STOP, 3}) for done in finished)
-    for body in server.requests:
-        assert body["sampling_params"]["ignore_eos"] and "seed" not in body["sampling_params"]
-
-
-def test_no_more_sequences_run_than_there_are_slots(make, server):
-    server.delay_s = 0.02
-    engine, _ = make(slots=(4, 4))
-    engine.submit(requests(5))
-    occupancy = engine.occupancy()
-    assert (occupancy.running, occupancy.waiting) == (4, 1)
-    most = 0
-    while engine.occupancy().busy:
-        engine.poll(0.05)
-        most = max(most, server.running)
-    assert most == 4
 
 
 def test_a_canceled_sequence_is_never_returned_and_dropped_by_the_server(make, server):
@@ -231,31 +206,6 @@ def test_a_version_used_again_does_not_share_its_earlier_cached_prefixes(make, s
         drain(engine)
     salts = [body["cache_salt"] for body in server.requests]
     assert len(set(salts)) == 3 and salts[::2] == salts[1::2]  # one for the requests of a version
-
-
-def test_superseded_versions_are_skipped_and_released(make, server, files):
-    server.load_s = 0.2
-    engine, _ = make()
-    engine.swap(0)
-    wait_for(lambda: "/start_weight_update" in server.calls)
-    for version in (1, 2, 3):
-        engine.swap(version)
-        files.file(version - 1).unlink()  # the learner drops a version as soon as a newer one is requested
-    wait_for(lambda: engine.version == 3 and engine.client._state is State.SERVING)
-    assert server.calls.count("/update_weights") == 2 and server.weights == 3
-    assert list(files.path.glob(".serving*")) == []
-
-
-def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server, files):
-    engine, _ = make()
-    server.loads.clear()
-    engine.swap(1)
-    wait_for(lambda: "/update_weights" in server.calls)
-    for version in (2, 1, 2, 1):
-        engine.swap(version)
-    server.loads.set()
-    wait_for(lambda: engine.version == 1 and engine.client._state is State.SERVING)
-    assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 
 
 # -------------------------------------------------------------------------------------------------------- coordinator

@@ -1,6 +1,5 @@
 """Starting, checking and ending a vLLM server."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -28,10 +27,6 @@ from scalerl.training.engines.vllm.server import SERVER_CODE, ServerSpec, VllmSe
 HERE = Path(__file__).parent
 
 # ------------------------------------------------------------------------------------------------------------- checks
-
-
-def test_a_suitable_server_passes_without_a_warning(server):
-    assert check_server(server.address, NEEDS) == []
 
 
 @pytest.mark.parametrize(
@@ -149,11 +144,6 @@ def test_the_command_line_sets_what_the_engine_relies_on(spec):
     assert {"--enable-scale-out", "--skip-tokenizer-init"} <= set(line)
 
 
-def test_float32_needs_no_head_override_and_nccl_no_extension(spec):
-    line = command(dataclasses.replace(spec, dtype="float32", fp32_head=True, backend="nccl"), 1, "own")
-    assert "--hf-overrides" not in line and "--worker-extension-cls" not in line
-
-
 def test_the_server_sees_only_the_code_that_it_loads(spec):
     added = dataclasses.replace(spec, environment={"VLLM_CPU_KVCACHE_SPACE": "1"})
     made = environment(added, {"PATH": "/bin", "PYTHONPATH": "/ours"})
@@ -242,34 +232,6 @@ def test_another_error_of_a_start_is_not_tried_again(unlucky, tmp_path):
     with pytest.raises(ConfigError, match="out of memory"):
         server.wait_ready()
     assert len((tmp_path / "starts").read_text().splitlines()) == 1
-
-
-def test_another_server_at_the_port_is_not_taken_for_the_started_one(spec, server, monkeypatch):
-    """It answers at once, long before the started one finds the port taken."""
-    ports = [int(server.address.rpartition(":")[2])]
-
-    @contextlib.contextmanager
-    def port(host):
-        if ports:
-            yield ports.pop()
-        else:
-            with reserved_port(host) as free:
-                yield free
-
-    monkeypatch.setattr(server_module, "reserved_port", port)
-    made = VllmServer(spec)
-    assert made.address == server.address
-    made.wait_ready()
-    assert made.address != server.address and answers(made.address)
-    made.close()
-    assert answers(server.address)
-
-
-def test_a_user_may_name_the_model(spec):
-    server = VllmServer(dataclasses.replace(spec, extra=("--served-model-name", "mine")))
-    server.wait_ready()
-    assert "mine" in httpx.get(f"{server.address}/v1/models", trust_env=False).text
-    server.close()
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])

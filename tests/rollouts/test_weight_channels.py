@@ -78,19 +78,6 @@ def test_the_capacity_limits_versions_and_a_dropped_one_makes_room(kind, tmp_pat
         assert equal(channel.receive(version), weights(version))
 
 
-@channels
-def test_the_same_version_sent_again_replaces_the_first(kind, tmp_path):
-    channel = make(kind, tmp_path)
-    for version in (0, 1, 2, 3):  # full, so that there is no room for a second copy of version 2
-        channel.send(version, weights(version).items())
-    channel.send(2, weights(99).items())
-    assert equal(channel.receive(2), weights(99)) and equal(channel.receive(1), weights(1))
-    channel.drop(2)
-    for version in (2, 4):  # dropped, and never sent
-        with pytest.raises((ValueError, FileNotFoundError)):
-            channel.receive(version)
-
-
 # ------------------------------------------------------------------------------------------------------- a process
 
 
@@ -117,25 +104,6 @@ def test_another_process_receives_weights_sent_after_its_start(kind, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- directories
-
-
-def test_files_of_an_earlier_process_are_removed(tmp_path):
-    earlier = DirectoryChannel(tmp_path)
-    earlier.send(3, weights(3).items())
-    (tmp_path / ".version_00000004.safetensors").write_bytes(b"half of a file")
-    (tmp_path / "notes.txt").write_text("someone else's")
-    later = DirectoryChannel(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    with pytest.raises(FileNotFoundError):
-        later.receive(3)
-
-
-def test_a_channel_in_another_process_does_not_remove_sent_weights(tmp_path):
-    import pickle
-
-    channel = DirectoryChannel(tmp_path)
-    channel.send(3, weights(3).items())
-    assert equal(pickle.loads(pickle.dumps(channel)).receive(3), weights(3))
 
 
 def test_a_version_appears_under_its_name_only_when_complete(tmp_path, monkeypatch):

@@ -68,22 +68,6 @@ def test_output_without_a_reward_says_what_is_allowed(output):
     assert report.reward == 0 and "agent printed" in report.problem and '{"reward": 0.5}' in report.problem
 
 
-def test_the_row_is_on_standard_input():
-    row = {"prompt": "héllo", "large": "x" * 3_000_000, "list": [1, {"a": None}]}
-    code = "import json, sys; row = json.load(sys.stdin); print(json.dumps({'reward': len(row['large'])}))"
-    assert python(code, row=row).reward == 3_000_000
-    assert python("print('{\"reward\": 1}')", row=row).reward == 1  # it need not read it
-
-
-def test_a_program_that_fails_has_its_last_words_in_the_problem_and_no_key():
-    report = python(f"import os, sys; sys.exit('bad luck {{}}'.format(os.environ['OPENAI_API_KEY'] == {KEY!r}))")
-    assert "exit code 1: bad luck True" in report.problem
-    report = python("import os, sys; print('{\"reward\": 1}', flush=True); sys.exit(os.environ['OPENAI_API_KEY'])")
-    assert report.reward == 0 and KEY not in report.problem and "exit code 1: KEY" in report.problem
-    assert "exit code 139" in python("import os; os.kill(os.getpid(), 11)").problem
-    assert "cannot start no-such-program: No such file" in run("no-such-program").problem
-
-
 def test_a_late_program_is_killed():
     report = python("import time; time.sleep(600)", rollout_s=0.5)
     assert "longer than data.rollout_s = 0.5 s" in report.problem
@@ -194,35 +178,6 @@ def test_a_program_gets_no_variable_of_the_run_but_those_that_the_task_lists(mon
     assert python(code, environment=("MY_TOOL", "ABSENT")).reward == 1
     report = python("import os; assert os.environ['OPENAI_MODEL'] == 'mine'; print('{\"reward\": 1}')", model="mine")
     assert report.reward == 1
-
-
-def test_a_function_is_called_in_a_process_of_its_own(user_code):
-    user_code(
-        "my_agent",
-        """
-        import os
-        def run(row, base_url, api_key):
-            print("a line without an end", end="")
-            assert base_url.endswith("/v1") and api_key == os.environ["OPENAI_API_KEY"]
-            return {"reward": row["value"], "own_process": os.getppid() != row["parent"]}
-        async def wait(row, base_url, api_key):
-            return 0.75
-        def each_turn(row, base_url, api_key):
-            import numpy as np
-            return {"rewards": np.array([0.5, 0.25]), "mean": np.float32(0.5)}
-        def broken(row, base_url, api_key):
-            return {}["missing"]
-        def leaves(row, base_url, api_key):
-            os._exit(3)
-        """,
-    )
-    row = {"value": 2, "parent": os.getpid()}
-    assert run(function="my_agent:run", row=row) == harness.ProgramEnd(2.0, {"own_process": 1.0})
-    assert run(function="my_agent:wait").reward == 0.75
-    assert run(function="my_agent:each_turn") == harness.ProgramEnd(0.75, {"mean": 0.5}, "", (0.5, 0.25))
-    assert "KeyError: 'missing'" in run(function="my_agent:broken").problem
-    assert "exit code 3" in run(function="my_agent:leaves").problem
-    assert "has no function or class 'no'" in run(function="my_agent:no").problem
 
 
 @pytest.fixture

@@ -6,38 +6,6 @@ import pytest
 
 from scalerl.core.types import Prompt
 from scalerl.training.rewards.math import verify
-from scalerl.training.rewards.notation import normal
-
-
-@pytest.mark.parametrize(
-    ("text", "bare"),
-    [
-        ("€5", "5"),
-        ("5 €", "5"),
-        (r"\pounds 12", "12"),
-        ("£-1.50", "-1.50"),
-        (r"12\,345\,678", "12345678"),
-        ("1\u202f000", "1000"),
-        (r"\boxed{1 000}", "1000"),
-        ("6 dollars", "6"),
-        ("5 cm^2", "5"),
-        ("80 km/h", "80"),
-        # not an amount, so unchanged
-        ("12 34", "12 34"),
-        (r"f(1\,23)", "f(1 23)"),
-        (r"1.234\,567", "1.234567"),
-        ("3m^2 + 2x", "3m^2 + 2x"),
-        ("4 feet", "4"),
-        ("euro", "euro"),
-    ],
-)
-def test_amounts_become_bare_numbers(text, bare):
-    assert normal(text) == bare
-
-
-def test_a_reference_may_have_spaces_as_thousands_separators():
-    assert normal(" 12 000 ") == "12000" and normal("-1 234 567.5") == "-1234567.5"
-    assert normal("1 000 dollars") == "1000" and normal("12 34") == "12 34"
 
 
 @pytest.mark.parametrize(
@@ -62,8 +30,3 @@ def test_an_amount_equals_its_number_in_every_notation(answer, given):
     box = given if "boxed" in given else "\\boxed{" + given + "}"
     assert verify(prompt, f"<think>1</think>so {box}").passed
     assert not verify(prompt, f"<think>1</think>so {re.sub('[1356]', '7', box)}").passed
-
-
-def test_a_number_with_thin_spaces_is_not_read_as_zero():
-    assert not verify(Prompt("0" * 16, "", (1,), r"1\,000", "math"), r"</think>\boxed{0}").passed
-    assert normal(r"1\,000") == "1000"

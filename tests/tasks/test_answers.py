@@ -137,14 +137,6 @@ def test_the_answer_of_a_long_text_is_found_in_time_proportional_to_its_length(p
     assert time.process_time() - start < 8
 
 
-@pytest.mark.parametrize("digits", ["42", "٤٢", "४२", "４２", "๔๒", "৪২", "𝟒𝟐", "௪௨", "၄၂", "៤២"])
-@pytest.mark.parametrize(
-    "form", [r"\boxed{%s}", "<answer>%s</answer>", "#### %s", "The answer is %s.", "答案是%s。", "%s"]
-)
-def test_digits_of_any_script_are_read(digits, form):
-    assert passes("42", form % digits) and not passes("43", form % digits)
-
-
 def test_the_reference_pasted_in_front_is_not_the_answer():
     assert not passes("42", r"42 42 The answer is 42. \boxed{42} Hence \boxed{41}")
     assert not passes("42", "<answer>42</answer> Reconsider. <answer>41</answer>")

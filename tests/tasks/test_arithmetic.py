@@ -44,26 +44,9 @@ def test_the_share_of_wrong_references_is_the_label_noise():
     assert all(row["answer"] == str(arithmetic.solve(row["prompt"])[-1]) for row in exact)
 
 
-def test_numbers_of_operations_are_uniform():
-    lengths = [len(arithmetic.solve(row["prompt"])) for row in arithmetic.rows(ArithmeticTask(), 4000)]
-    counts = [lengths.count(n) for n in range(2, 7)]
-    assert sum(counts) == 4000 and max(counts) < 1.25 * min(counts)
-
-
 def test_a_trace_without_noise_is_the_solution_and_scores():
     start = WarmStart(ramble=0.0)
     for prompt, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "seed"), 50):
         assert arithmetic.verify(asked(str(arithmetic.solve(prompt)[-1])), completion).passed
         steps = completion.split("</think>")[0].rstrip(";").split(";")
         assert [int(step[-1]) for step in steps] == arithmetic.solve(prompt)
-
-
-def test_endless_rambles_have_no_answer_and_the_configured_frequency():
-    start = WarmStart(ramble=0.5, endless=0.5)
-    texts = [
-        completion for _, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "s"), 2000)
-    ]
-    endless = [text for text in texts if "</think>" not in text]
-    assert all(text.endswith("~" * arithmetic.ENDLESS) for text in endless)
-    # a chain of n = 2..6 steps survives n chances of 1/4: 1 - mean(0.75^n) = 0.659
-    assert abs(len(endless) / 2000 - 0.659) < 0.05

@@ -75,13 +75,6 @@ def test_several_calls_are_read_in_order():
     assert calls(f"{request % 'Rome'}; {request % 'Oslo'}") == two
 
 
-@pytest.mark.parametrize(
-    "text", ["The set is [1, 2].", "[f(1)] = f(x)", '{"name": "Rome"}', "<tool>", "Use <function> tags", "[print]", ""]
-)
-def test_other_text_is_no_call(text):
-    assert split(text) == (text, [])
-
-
 def test_arguments_in_tags_get_the_types_of_their_schema():
     text = "<tool_call>\n<function=book>\n" + "".join(
         f"<parameter={name}>\n{value}\n</parameter>\n"
@@ -89,12 +82,6 @@ def test_arguments_in_tags_get_the_types_of_their_schema():
     )
     made = ToolCall("book", {"room": 7, "code": "007", "late": True, "days": ["Mo"], "note": "12"})
     assert calls(text + "</function></tool_call>", "qwen3.5", [SCHEMA]) == [made]
-
-
-def test_a_text_in_tags_keeps_its_lines_and_tags():
-    code = "if a < b:\n    print('<b>')\n"
-    text = f"<function=python><parameter=code>\n{code}\n</parameter></function>"
-    assert calls(text) == [ToolCall("python", {"code": code})]
 
 
 @pytest.mark.parametrize(

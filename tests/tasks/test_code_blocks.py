@@ -78,8 +78,3 @@ def test_a_program_that_defines_the_function_is_found_before_its_demonstration(n
 )  # fmt: skip
 def test_other_text_is_no_program(text):
     assert program_of(text, reads=True) is None
-
-
-def test_a_long_text_without_a_program_takes_no_time():
-    text = "x = the value\n" * 50_000
-    assert program_of(text) is None

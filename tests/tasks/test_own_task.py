@@ -4,7 +4,6 @@ import pytest
 
 from scalerl.core.types import Prompt
 from scalerl.training.config.data import CustomTask
-from scalerl.training.config.overrides import read_config
 from scalerl.training.rewards import custom
 from scalerl.training.rewards.base import Verdict
 
@@ -41,9 +40,3 @@ def test_rows_are_distinct_and_scores_become_verdicts():
     assert custom.verify(asked, "6") == Verdict(True, 1.0, "score 1")
     assert custom.verify(asked, "7") == Verdict(False, 0.0, "score 0")
     assert custom.verify(asked, "half") == Verdict(True, 0.5, "half right")
-
-
-def test_the_task_is_named_after_its_class_and_its_parameters_are_saved():
-    words = ["--model", "m", "--data.kind", "custom", "--data.function", "own_tasks:Doubles"]
-    config = read_config(None, [*words, "--data.params", "{largest = 3}"])
-    assert config.tasks == ["Doubles"] and config.data[0].params == {"largest": 3}

@@ -96,14 +96,6 @@ def test_a_call_that_always_ends_its_process_is_reported_at_once(shared, functio
     assert shared.schedule(ready, limit_s=60).result() != os.getpid()
 
 
-def test_a_process_killed_while_it_had_no_call_is_replaced(shared):
-    for _ in range(2):
-        pid = shared.schedule(ready, limit_s=60).result()
-        time.sleep(0.1)  # until it waits for the next call
-        os.kill(pid, signal.SIGKILL)
-    assert shared.schedule(ready, limit_s=60).result() != pid
-
-
 def test_a_jump_of_the_wall_clock_neither_ends_a_call_nor_extends_its_limit(shared, monkeypatch, tmp_path):
     shared.schedule(ready, limit_s=60).result()
     ordinary, marker = time.time, tmp_path / "go on"

@@ -105,24 +105,6 @@ def test_a_trace_without_noise_is_a_derivation_and_scores():
     assert traces[SHOWN + ",2:0<think>"] == "b=4;7-4=3;3*6=8;3*2=6;</think>x*3+4\n"
 
 
-def test_steps_after_a_wrong_step_use_its_result():
-    start = WarmStart(ramble=0.0)
-    for prompt, completion in itertools.islice(programs.traces(ProgramsTask(), start, 1.0, "seed"), 50):
-        thinking, answer = completion.split("</think>")
-        intercept, slope, *checks = (step.split("=") for step in thinking.rstrip(";").split(";"))
-        assert slope[0] == f"{programs.points_of_text(prompt)[1][1]}-{intercept[1]}"
-        assert all(check[0][0] == slope[1] for check in checks) and answer == f"x*{slope[1]}+{intercept[1]}\n"
-
-
-def test_the_facts_are_three_steps_of_each_of_the_hundred_functions():
-    facts = programs.facts()
-    assert len(facts) == len(dict(facts)) == 300
-    text, digit = next(fact for fact in facts if fact[0].startswith(",0:4,1:7") and fact[0].endswith("-4="))
-    assert digit == "3" and text.endswith("<think>b=4;7-4=")
-    products = [(text.rpartition(";")[2], digit) for text, digit in facts[2::3]]  # of slope and place
-    assert all(int(digit) == int(side[0]) * int(side[2]) % 10 for side, digit in products)
-
-
 def test_all_texts_are_in_the_labs_alphabet():
     for task in generated.GENERATED.values():
         texts = "".join(text + digit for text, digit in task.facts()).replace(THINK, "")

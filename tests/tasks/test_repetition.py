@@ -10,7 +10,7 @@ from scalerl.training.loop.metrics import answer_row
 from scalerl.training.rewards import math
 from scalerl.training.rewards.checks import check_rewards, repetition_notes
 from scalerl.training.rewards.repetition import repeats_expression, stands_in
-from scalerl.training.rewards.scoring import FunctionScorer, verifier_scorer
+from scalerl.training.rewards.scoring import verifier_scorer
 
 
 def prompt(text, answer, **columns):
@@ -159,23 +159,6 @@ def test_a_number_passes_in_every_usual_form(answer, completion):
     assert passes("How many are there?", answer, completion)
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("Which of 3, 5 and 7 is the largest?", "7"),
-        (r"Which is larger, $\frac{1}{2}$ or $\frac{2}{3}$?", "2/3"),
-        (r"Which is larger, 20\% or 30\%?", r"30\%"),
-        ("Which is larger, 45° or 30°?", "45"),
-        ("She has $1,250 and spends nothing. How much has she?", "1250"),
-        ("Read 0.5 aloud.", "0.5"),
-        ("Tom ate 3/4 of it. What share did he eat?", r"\frac{3}{4}"),
-    ],
-)
-def test_a_number_that_stands_in_the_prompt_passes_in_the_notation_of_the_reference(question, answer):
-    assert passes(question, answer, f"\\boxed{{{answer}}}")
-    assert passes(question, answer, f"The answer is {answer}")
-
-
 @pytest.fixture
 def closed_forms():
     math.prepare(Scoring(closed_forms=True))
@@ -201,25 +184,6 @@ def test_closed_forms_that_are_not_in_the_prompt_pass_under_the_option(
     closed_forms, question, answer, completion, passed
 ):
     assert passes(question, answer, completion) is passed
-
-
-@pytest.mark.parametrize(
-    ("answer", "text", "stands"),
-    [
-        ("12*13", r"Compute $12 \times 13$.", True),
-        ("13", "12 * 13?", True),
-        ("3", "12 * 13?", False),
-        ("1", "What is 1.5?", False),
-        ("5", "What is 1.5?", False),
-        ("1250", "She has $1,250.", True),
-        ("1,250", "She has 1250.", True),
-        ("", "anything", False),
-        ("cat", "Concatenate", False),
-        ("The cat", "the  cat. The\ncat", True),
-    ],
-)
-def test_an_answer_stands_in_a_prompt_as_whole_numbers_and_words(answer, text, stands):
-    assert stands_in(answer, prompt(text, "1")) is stands
 
 
 def test_all_messages_of_a_chat_are_the_prompt():
@@ -252,13 +216,6 @@ def test_a_task_in_which_the_question_passes_as_its_answer_has_a_note(scored_her
     assert note.startswith("math: the prompt's own text passes as the answer to 1 of 2 prompts;")
     assert repetition_notes(config.data, config.scoring, of_task(texts[1:], ["156"], "math")) == []
     assert repetition_notes(config.data, config.scoring, of_task(texts[:1], ["x^2+2x+1"], "other")) == []
-
-
-def test_at_most_64_prompts_of_a_task_are_tried(scored_here):
-    texts = [f"Expand $(x+{n})^2$" for n in range(200)]
-    answers = [f"x^2+{2 * n}x+{n * n}" for n in range(200)]
-    (note,) = repetition_notes(*parts_of("--task", "math"), of_task(texts, answers, "math"))
-    assert "50 of 50 prompts" in note  # every fourth
 
 
 def test_a_reward_that_passes_silence_has_a_note(user_code, scored_here):
@@ -298,13 +255,3 @@ def test_passes_whose_answer_stands_in_the_prompt_are_counted(user_code, scored_
     forms = {"box": 1 / 6, "tag": 0, "hashes": 0, "phrase": 1 / 6, "none": 2 / 3}
     assert row == {**{f"answer_{form}": share for form, share in forms.items()}, "answer_unread": 0}
     assert isnan(answer_row([ScoredGroup(group, tuple(more[1:]))])["answer_in_prompt"])
-
-
-def test_a_reward_function_that_pays_for_copies_is_counted_too(user_code, scored_here):
-    user_code("copied_rewards", "def any_text(prompts, completions): return [1.0] * len(completions)")
-    scorer = FunctionScorer("copied_rewards:any_text", 1.0, Scoring(workers=1))
-    try:
-        pending = scorer.submit(prompt(PRODUCT, "156"), ["<think>so</think> 12 * 13", "156", ""])
-        assert [score.in_prompt for score in pending.finish(pending.futures)] == [True, False, False]
-    finally:
-        scorer.close()

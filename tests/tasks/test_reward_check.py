@@ -1,16 +1,13 @@
 """Custom reward functions: their parameters, and the check before a run."""
 
-from dataclasses import replace
-
 import pytest
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.types import Prompt
-from scalerl.training.config import Scoring, parse_config, read_config, to_toml
+from scalerl.training.config import Scoring, read_config, to_toml
 from scalerl.training.config.data import RewardFunction
 from scalerl.training.rewards.checks import check_reward, check_rewards
 from scalerl.training.rewards.scoring import make_scorers
-from scalerl.training.rewards.user_rewards import call_reward
 
 MODULE = """
     def length(prompts, completions, limit=100, **columns):
@@ -33,21 +30,6 @@ def reward(name, **params):
     return RewardFunction(function=f"checked_rewards:{name}", params=params)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["--reward", "checked_rewards:length", "--data.reward.params", "{limit = 8}"],
-        ["--data.reward.params", "{limit = 8}", "--reward", "checked_rewards:length"],
-        ["--data.reward.function", "checked_rewards:length", "--data.reward.params", "{limit = 8}"],
-        ["--data.reward", '{function = "checked_rewards:length", params = {limit = 8}}'],
-    ],
-)
-def test_reward_parameters_are_read_from_options_and_saved_configurations(given):
-    config = read_config(None, ["--model", "m", "--data", "d.jsonl", *given])
-    assert config.data[0].reward == reward("length", limit=8) and config.tasks == ["checked_rewards:length"]
-    assert parse_config(to_toml(config), "again") == config
-
-
 def test_options_override_reward_parameters_and_a_new_function_drops_them(tmp_path):
     (tmp_path / "run.toml").write_text(
         '[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "d.jsonl"\nreward = "checked_rewards:length"\n'
@@ -68,15 +50,6 @@ def test_parameters_reach_the_function_in_the_process_that_calls_it():
         assert [score.reward for score in pending.finish(pending.futures)] == [0.0, 0.5, 1.0]
     finally:
         scorer.close()
-
-
-def test_columns_may_be_called_like_any_argument(scored_here):
-    """The run gives `prompts` and `completions`; `name` and `limit_s` are ordinary columns."""
-    columns = dict.fromkeys(("prompts", "completions", "name", "function", "limit_s"), "x")
-    asked = replace(ROW, columns={**ROW.columns, **columns})
-    check_reward(reward("length", limit_s=8), asked, Scoring())
-    rewards = call_reward(lambda completions, name, **rest: [len(*completions) + len(*name)], "f", asked, ["four"])
-    assert rewards == [5.0]
 
 
 def test_a_parameter_replaces_the_column_of_its_name(scored_here):

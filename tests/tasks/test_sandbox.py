@@ -130,12 +130,6 @@ def test_bubblewrap_requires_libseccomp(monkeypatch):
         detect.offer(Sandbox())
 
 
-def test_unsafe_mode_is_reported_and_runs_programs():
-    command = detect.offer(Sandbox(mode="unsafe"))
-    assert "WITHOUT a sandbox" in command.line
-    assert report_of(command, "print(int(input()) + 1)", b"41\n")["output"] == b"42\n"
-
-
 def test_bubblewrap_gets_every_namespace_and_a_read_only_tree():
     pytest.importorskip("pyseccomp", exc_type=(ImportError, RuntimeError))
     words = commands.bubblewrap(Sandbox(), "/usr/bin/true").words

@@ -1,5 +1,4 @@
 import json
-import os
 import re
 import textwrap
 from concurrent.futures import Future
@@ -7,7 +6,6 @@ from concurrent.futures import Future
 import pytest
 from texts import decode, group
 
-from scalerl.core.plugins import load_function
 from scalerl.core.types import Prompt, Score
 from scalerl.training.config import Scoring, read_config
 from scalerl.training.rewards import math as math_task
@@ -59,21 +57,6 @@ class Odd:
 def test_a_reward_that_raises_when_it_is_read_is_a_failure_of_one_completion():
     first, second = call_reward(lambda prompts, completions: [1.0, Odd()], "f", prompt(), ["a", "b"])
     assert first == 1.0 and second.startswith("reward function f returned a Odd; allowed: a finite number")
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer", "passed"),
-    [
-        ("<think>maybe 7</think>The answer is \\boxed{\\frac{1}{2}}.", "0.5", True),
-        ("<think>\\boxed{0.5}</think>I do not know", "0.5", False),
-        ("it is \\boxed{2\\sqrt{3}}", "\\sqrt{12}", True),
-        ("so $x = 3$", "3", True),
-        ("\\boxed{4}", "$5$", False),
-        ("", "3", False),
-    ],
-)
-def test_math_is_judged_on_the_text_after_the_thinking(completion, answer, passed):
-    assert math_task.verify(prompt(answer), completion).passed is passed
 
 
 def test_a_reward_function_gets_trls_arguments():
@@ -154,24 +137,6 @@ ASYNCHRONOUS = """
 
 
 @pytest.mark.parametrize(
-    ("name", "rewards"),
-    [
-        ("judged", [1.0, 0.0]),
-        ("wrapped", [1.0, 0.0]),
-        ("judge", [1.0, 2.0]),
-        ("awaitable", [1.0, 1.0]),
-        ("own_loop", [1.0, 2.0]),
-        ("count_of_loops", [1.0, 1.0]),
-    ],
-)
-def test_an_asynchronous_reward_function_is_run(rewards_here, name, rewards):
-    scorer = rewards_here(ASYNCHRONOUS, name)
-    for _ in range(3):  # in one event loop
-        assert [given.reward for given in score(scorer, prompt("x", answer="x"), ["x", "yy"])] == rewards
-    assert scorer.failures.failed == 0
-
-
-@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
@@ -218,17 +183,6 @@ def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_h
     (output,) = scorer.failures.news()
     assert re.search(message, output) and output.endswith("counted as failed (2 of 2 completions)")
     assert scorer.failures.news() == []
-
-
-def test_a_completion_without_a_reward_is_not_counted(rewards_here):
-    text = """
-        def f(prompts, completions, **columns):
-            return [None if c == "none" else float(c) for c in completions]
-    """
-    scores = score(rewards_here(text, "f"), prompt(), ["1", "none", "0", "nan"])
-    assert scores == [Score(1.0, True), Score.missing(""), Score(0.0, False), Score.missing("")]
-    assert [one.counted for one in scores] == [True, False, True, False]
-    assert "returned None" in scores[1].reason and "returned nan" in scores[3].reason
 
 
 def test_the_run_ends_if_more_than_5_percent_of_100_completions_have_no_reward():
@@ -326,45 +280,6 @@ def scored(config, asked, *texts, truncated=()):
         service.close()
 
 
-def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
-    (tmp_path / "my_rewards.py").write_text("def f(prompts, completions): return [3.0] * len(prompts)\n")
-    monkeypatch.chdir(tmp_path)
-    words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
-    assert scored(read_config(None, words), prompt(task="my_rewards:f"), "c") == [Score(3.0, True)]
-    for extra, task, kind in (([], "arithmetic", ThreadScorer), (words[:4], "math", ProcessScorer)):
-        config = read_config(None, extra)
-        (scorer,) = (scorers := make_scorers(config.data, config.scoring)).values()
-        assert [*scorers] == [task] and type(scorer) is kind
-        scorer.close()
-
-
-def test_the_reward_module_of_the_current_directory_replaces_an_imported_one(tmp_path, monkeypatch):
-    for place, reward in (("one", 1.0), ("two", 2.0)):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "rewards_here.py").write_text(f"def f(prompts, completions): return [{reward}]\n")
-        monkeypatch.chdir(tmp_path / place)
-        assert load_function("rewards_here:f", "data.reward")([], []) == [reward]
-
-
-TABLES = """
-[[data]]
-kind = "arithmetic"
-
-[[data]]
-kind = "programs"
-name = "lines"
-"""
-
-
-def test_each_completion_is_judged_by_the_verifier_of_its_prompts_task(tmp_path):
-    (tmp_path / "both.toml").write_text(TABLES)
-    config = read_config(tmp_path / "both.toml", [])
-    texts = ("</think>4", "</think>x*0+4")
-    sums, lines = prompt("4", task="arithmetic"), prompt(",0:4,1:4", task="lines")
-    assert [s.passed for s in scored(config, sums, *texts)] == [True, False]
-    assert [s.passed for s in scored(config, lines, *texts)] == [True, True]
-
-
 def test_a_truncated_rollout_never_passes(rewards_here):
     text = "</think>4"
     scores = scored(read_config(None, []), prompt("4", task="arithmetic"), text, text, truncated=(1,))
@@ -381,16 +296,3 @@ def test_a_truncated_rollout_never_passes(rewards_here):
     assert verifier.truncated(Score.missing("")) == Score(-1.0, False)  # wrong, whatever the verifier would say
     assert function.truncated(Score.missing("")) == Score.missing("")  # its reward would be 0 or less
     verifier.close()
-
-
-def test_a_function_keeps_its_state_in_a_separate_process(rewards_here):
-    text = """
-        import os
-        def f(prompts, completions, **columns):
-            f.calls = getattr(f, "calls", 0) + 1
-            return [f.calls + os.getpid() * 1000.0] * len(completions)
-    """
-    scorer = rewards_here(text, "f")
-    rewards = [int(score(scorer, prompt(), ["a", "b"])[0].reward) for _ in range(4)]
-    assert [r % 1000 for r in rewards] == [1, 2, 3, 4]  # one worker, in the order of submission
-    assert {r // 1000 for r in rewards} != {os.getpid()} and len({r // 1000 for r in rewards}) == 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from texts import decode, group
 
-from scalerl.core.types import Prompt, Score
+from scalerl.core.types import Prompt
 from scalerl.training.config import Scoring
 from scalerl.training.rewards.base import Verifier, verdict
 from scalerl.training.rewards.scoring import ScoringService, ThreadScorer
@@ -22,16 +22,6 @@ def verdict_of(passes):
 
 def threads(verify, workers=1):
     return ScoringService({"t": ThreadScorer("t", Verifier(verdict_of(verify)), Scoring(workers=workers))}, decode)
-
-
-def test_submit_returns_before_the_verifier_does():
-    release = threading.Event()
-    service = threads(lambda prompt, text: release.wait(30))
-    pending = service.submit(group(PROMPT, "a"))
-    assert not pending.wait(0.05)
-    release.set()
-    assert pending.wait(30) and pending.result().scores == (Score(1.0, True),)
-    service.close()
 
 
 def test_each_worker_judges_one_group_at_a_time():

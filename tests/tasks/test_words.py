@@ -66,13 +66,5 @@ def test_a_phrase_that_changes_its_number_does_not_pass_for_it(phrase):
     assert [form for form in forms if passes("18", form % phrase)] == []
 
 
-@pytest.mark.parametrize(
-    "phrase",
-    ["18", "exactly 18", "about 18", "18 in total", "equal to 18", "18, as required", "18 marbles", "eighteen"],
-)
-def test_words_that_leave_a_number_as_it_is_do_not_hinder(phrase):
-    assert passes("18", f"The answer is {phrase}.")
-
-
 def test_a_double_factorial_is_not_a_factorial():
     assert passes("15", r"\boxed{5!!}") and not passes("120", r"\boxed{5!!}") and passes("120", r"\boxed{5!}")

@@ -10,7 +10,6 @@ from texts import rollout
 
 from scalerl.core.serialization import from_plain, to_plain
 from scalerl.core.types import Prompt, Rollout, Score
-from scalerl.training.config.base import replace as changed
 from scalerl.training.config.recipe import SCALERL
 from scalerl.training.learner.batch import collate
 from scalerl.training.loop.loop import kept_prompts, loss_tokens
@@ -62,22 +61,6 @@ def test_a_rollout_of_two_sequences_weighs_as_much_as_one_of_one(batch):
     assert weights.sum(dim=1).tolist() == pytest.approx([3 / 16, 1 / 4, 1 / 16, 1 / 4, 1 / 4])
     weights = token_weights("prompt", mask, batch.prompt_B, batch.rollout_B)
     assert weights.sum(dim=1).tolist() == pytest.approx([3 / 10, 1 / 10, 1 / 10, 1 / 6, 1 / 3])
-
-
-def test_a_rollout_may_differ_from_others_in_its_second_sequence_only(batch):
-    """The first sequence of rollout 0 is too old for loss, its second is not."""
-    old = several(own((1,), [5], versions=0), own((1, 3), [8], versions=4))
-    mixed = collate([group([9], old, own((1,), [6], versions=4), scores=[GOOD, BAD])])
-    usable = loss_tokens(mixed, changed(SCALERL, truncated="keep"), oldest=3)
-    assert usable.any(dim=1).tolist() == [False, True, True]
-    assert kept_prompts(as_one_turn(mixed), usable, SCALERL).tolist() == [True]
-
-
-def test_rollouts_without_own_prompts_are_as_before():
-    pair = collate(
-        [group([9, 8], rollout([5, 6]), rollout([7]), scores=[GOOD, BAD]), group([9, 8], *[rollout([1])] * 2)]
-    )
-    assert pair.rollout_B.tolist() == [0, 1, 2, 3] and pair.shared_B.tolist() == pair.prompt_B.tolist() == [0, 0, 1, 1]
 
 
 def test_a_checkpoint_keeps_all_sequences():

@@ -3,8 +3,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from batches import change
-from hypothesis import given
-from hypothesis import strategies as st
 from texts import rollout
 
 from scalerl.core.errors import ConfigError
@@ -114,17 +112,6 @@ def training(completions, trained_B):
     return TrainBatch(rollouts, torch.zeros(len(completions)), trained_BT, zeros_BT)
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(5, 60))
-def test_micro_batches_contain_every_trained_row_once_within_the_budget(completions, budget):
-    batch = training(completions, [n % 3 != 0 for n in completions])
-    seen = []
-    for rows, width in batch.micro_batches(budget):
-        assert len(rows) * width <= budget or len(rows) == 1
-        assert width == int(batch.rollouts.length_B[rows].max())
-        seen += rows.tolist()
-    assert sorted(seen) == [i for i, n in enumerate(completions) if n % 3 != 0]
-
-
 def test_long_and_short_rows_are_in_different_micro_batches():
     batch = training((9, 1, 9, 1), [True] * 4)
     assert [(rows.tolist(), width) for rows, width in batch.micro_batches(20)] == [([0, 2], 10), ([1, 3], 2)]
@@ -168,13 +155,6 @@ def test_the_filter_does_not_count_rollouts_whose_tokens_are_all_too_old():
     assert filtered(batch, replace(SCALERL, zero_variance="keep"), oldest=3)[0] == [True] * 4
 
 
-def test_a_rollout_of_which_only_injected_tokens_are_new_does_not_count():
-    passed, failed = Score(1.0, True), Score(-1.0, False)
-    injected = rollout([4, 5], [True, False], versions=[2, 3])
-    batch = collate([group([1], injected, rollout([6], versions=3), scores=[failed, passed])])
-    assert filtered(batch, SCALERL, oldest=3)[0] == [False]
-
-
 @pytest.mark.parametrize("truncated", ["exclude", "keep"])
 def test_a_rollout_without_a_reward_is_in_no_sum_and_no_denominator(truncated):
     """The batch has the advantages, weights and metrics of the same batch without that rollout."""
@@ -203,18 +183,6 @@ def test_a_prompt_with_one_reward_left_is_dropped():
     passed, missing = Score(1.0, True), Score.missing("no reply")
     batch = collate([group([1], rollout([4]), rollout([6]), scores=[passed, missing])])
     assert filtered(batch, SCALERL)[0] == [False]
-
-
-def test_the_context_of_a_token_is_as_old_as_the_oldest_token_before_it():
-    """Injected tokens count too: their keys and values were computed with some weights."""
-    rollouts = [
-        rollout([1, 2, 3, 4], versions=[2, 2, 3, 4]),
-        rollout([1, 2, 3], [False, True, True], versions=[1, 3, 3]),
-        rollout([1, 2], versions=[3, 3]),
-        rollout([1, 2, 3], versions=[4, 3, 4]),  # versions of several engines need not rise
-    ]
-    batch = collate([group([9], *rollouts)])
-    assert batch.context_BT[:, 1:].tolist() == [[2, 2, 2, 2], [0, 1, 1, 0], [3, 3, 0, 0], [4, 3, 3, 0]]
 
 
 CUT, OLD, NEW = rollout([1, 2], truncated=True, versions=3), rollout([1, 2], versions=1), rollout([1, 2], versions=3)

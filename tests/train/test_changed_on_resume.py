@@ -7,7 +7,7 @@ from scalerl.core.errors import ConfigError
 from scalerl.training.config import LAB, parse_config, read_config, to_toml
 from scalerl.training.config.base import replace
 from scalerl.training.config.data import ProgramsTask
-from scalerl.training.config.recipe import AdamW, LaterRate
+from scalerl.training.config.recipe import LaterRate
 from scalerl.training.loop.run_info import data_notes
 from scalerl.training.loop.saved import Saved, config_changes, continued_config
 
@@ -20,12 +20,6 @@ def run(tmp_path):
 
 
 SAVED = Saved(Path("step_000008"), {"progress": {"step": 8}, "config": to_toml(LAB)})
-
-
-def test_a_later_rate_applies_from_its_step_on_and_keeps_the_warm_up():
-    optimizer = AdamW(learning_rate=8.0, warmup_steps=4, later_rates=(LaterRate(after_step=2, learning_rate=4.0),))
-    # update 1 and 2 at 1/4 and 2/4 of 8, update 3 and 4 at 3/4 and 4/4 of 4
-    assert [optimizer.rate(updates) for updates in range(6)] == [2.0, 4.0, 3.0, 4.0, 4.0, 4.0]
 
 
 def test_the_rate_of_a_resume_is_recorded_with_the_step_of_its_checkpoint(run):

@@ -31,15 +31,6 @@ def test_mean_at_k_and_its_error_over_prompts():
     assert math.isclose(rate, 7 / 12) and math.isclose(stderr, math.sqrt(0.14583333333 / 3), rel_tol=1e-9)
 
 
-def test_a_single_prompt_has_no_error():
-    rate, stderr = mean_at_k(np.array([[True, False]]), ALL[:1, :2])
-    assert rate == 0.5 and math.isnan(stderr)
-    # the second prompt has no reward, so one prompt is left
-    rate, stderr = mean_at_k(np.array([[True, False], [False, False]]), np.array([[True, True], [False, False]]))
-    assert rate == 0.5 and math.isnan(stderr)
-    assert mean_at_k(np.array([[True], [True]]), ALL[:2, :1]) == (1.0, 0.0)  # two equal prompts have an error, of 0
-
-
 def test_samples_without_a_reward_are_not_counted():
     passed = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], dtype=bool)
     counted = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0]], dtype=bool)
@@ -66,23 +57,6 @@ def test_with_all_rewards_the_rate_and_its_error_have_the_bits_of_the_plain_form
     rates = passed.mean(axis=1)
     assert rate == rates.mean()
     assert prompts == 1 or stderr == rates.std(ddof=1) / np.sqrt(prompts)
-
-
-def test_a_point_counts_passes_truncations_and_tokens():
-    prompts = [Prompt(f"{i:016x}", "q", (1,), "a", "t", {}) for i in range(2)]
-    scores = (Score(1.0, True), Score(-1.0, False))
-    groups = [
-        ScoredGroup(Group(visit, tuple(rollout([4, 5], truncated=cut) for cut in (False, True)), 0), scores)
-        for visit in held_out_visits(prompts)
-    ]
-    point = eval_point(groups, Snapshot(5, device_hours=0.1, flops=2.0, tokens=3), eval_s=0.5)
-    assert (point.pass_rate, point.truncated, point.mean_tokens) == (0.5, 0.5, 2.0)
-    assert (point.prompts, point.samples_per_prompt, point.step, point.task) == (2, 2, 5, "t")
-    assert "turns" not in point.to_dict() and EvalPoint.of(point.to_dict()) == point
-    # one of the four samples has no reward
-    lost = [replace(groups[0], scores=(Score.missing("x"), scores[0])), replace(groups[1], scores=(scores[1],) * 2)]
-    point = eval_point(lost, Snapshot(5, device_hours=0.1, flops=2.0, tokens=3), eval_s=0.5)
-    assert (point.pass_rate, point.failed, point.samples_per_prompt) == (1 / 3, 0.25, 2)
 
 
 def test_a_point_of_an_environment_has_turns_calls_and_the_time_of_replies():

@@ -59,30 +59,6 @@ def test_without_evaluations_of_their_steps_only_the_last_checkpoints_are_kept(t
     assert store.steps() == [30]
 
 
-def test_every_nth_checkpoint_is_kept_for_good_beside_the_best_and_the_last(tmp_path):
-    store = CheckpointStore(tmp_path, keep=1, keep_every=30)
-    for step in range(10, 110, 10):
-        commit(store, step, {20: 0.9, 40: 0.5})
-    assert store.steps() == [20, 30, 60, 90, 100]
-    store = CheckpointStore(tmp_path, keep=1)  # a resume without it
-    commit(store, 110, {20: 0.9})
-    assert store.steps() == [20, 110]
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({}, "checkpoint every 50 steps; kept are the last 2 and the one with the best held-out pass rate; resume"),
-        ({"keep": 1, "keep_every": 200}, "the last, the one with the best held-out pass rate and those of every 200"),
-        ({"every_minutes": 30}, "checkpoint every 50 steps or 30 minutes; kept are the last 2"),
-        ({"every": 30}, "best held-out pass rate (of every 300 steps, where both fall together); resume"),
-        ({"every": 25}, "best held-out pass rate (of every 100 steps, where both fall together)"),
-    ],
-)
-def test_the_policy_is_said_in_words(fields, text):
-    assert text in Checkpointing(**fields).policy(50 if not fields.get("every") else 100)
-
-
 def test_the_page_shows_the_policy_as_a_dry_run_prints_it(capsys):
     assert cli.main(["train", "--dry-run", "--checkpoint.every", "50", "--evaluation.every", "50",
                      "--checkpoint.keep_every", "200"]) == 0  # fmt: skip

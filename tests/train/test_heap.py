@@ -7,19 +7,6 @@ import sys
 
 import pytest
 
-from scalerl.training.learner.cpu import HeapTrim
-
-
-def test_the_heap_is_trimmed_when_it_has_doubled_since_the_last_trim():
-    sizes, trims = iter([300, 200, 390, 401, 250, 499, 501, 260]), []
-    trim = HeapTrim(lambda: next(sizes), lambda: trims.append(True))
-    done = []
-    for _ in range(5):
-        trim()
-        done.append(len(trims))
-    # 300 > 0: trimmed to 200; 390 < 400; 401 > 400: to 250; 499 < 500; 501 > 500: to 260
-    assert done == [1, 1, 2, 2, 3]
-
 
 @pytest.mark.slow
 @pytest.mark.skipif(

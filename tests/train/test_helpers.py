@@ -7,16 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from batches import change
 from runs import wait_for
 from test_learner import batch, make
 
 from scalerl.core.types import GeneratorStats
-from scalerl.training.config.base import replace as replaced
-from scalerl.training.config.placement import Hardware
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.batch import StepSettings
-from scalerl.training.learner.cpu import RESULTS_AHEAD, Helpers, helpers_of
+from scalerl.training.learner.cpu import RESULTS_AHEAD, Helpers
 from scalerl.training.loop.run import waited
 
 
@@ -73,26 +70,6 @@ def test_a_helper_holds_at_most_a_few_results():
     helpers.close()
 
 
-def test_helpers_compute_with_the_thread_count_of_their_learner():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    helpers = Helpers(1)
-    other = threading.Thread(target=torch.set_num_threads, args=(2,))  # such as another run in this process
-    other.start()
-    other.join()
-
-    threads = {}
-
-    def task():
-        threads[threading.current_thread().name] = torch.get_num_threads()
-        return wait_for(lambda: len(threads) == 2)
-
-    assert all(helpers.in_order([task] * 6))
-    helpers.close()
-    torch.set_num_threads(before)
-    assert set(threads.values()) == {1}
-
-
 @pytest.mark.parametrize("budget", [1, 12, 30])
 def test_helpers_change_no_bit_of_weights_and_metrics(budget):
     given = replace(batch(rows=12), weights_BT=torch.rand(12, 10) * batch(rows=12).trained_BT)
@@ -102,23 +79,6 @@ def test_helpers_change_no_bit_of_weights_and_metrics(budget):
     for one, other in zip(alone.policy.parameters(), helped.policy.parameters(), strict=True):
         assert torch.equal(one, other)
     helped.close()
-
-
-def test_micro_batches_have_equal_size():
-    given = change(batch(rows=10), length_B=torch.full((10,), 10))
-    sizes = {budget: make(micro_batch_tokens=budget)._even_budget(given, shared=False) for budget in (1000, 90, 60, 10)}
-    # 100 tokens: one of 100 and a row to spare; two of 50; two of 50, at most 60; ten of 10, at most 10
-    assert sizes == {1000: 110, 90: 60, 60: 60, 10: 10}
-    assert [len(rows) for rows, _ in given.micro_batches(sizes[90])] == [6, 4]
-
-
-def test_the_number_of_helpers_depends_on_the_cores(monkeypatch):
-    counts = {}
-    for cores, threads in [(1, 1), (2, 1), (4, 2), (8, 1), (8, 8)]:
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        counts[cores, threads] = helpers_of(replaced(Hardware(), trainer_threads=threads))
-    assert counts == {(1, 1): 0, (2, 1): 1, (4, 2): 1, (8, 1): 3, (8, 8): 0}
-    assert helpers_of(replaced(Hardware(), trainer_threads=1, trainer_helpers=5)) == 5
 
 
 def test_helpers_are_used_if_generators_have_waited():

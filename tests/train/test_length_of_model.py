@@ -8,7 +8,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from scalerl.core.types import Prompt
-from scalerl.training.config import LAB, read_config
+from scalerl.training.config import read_config
 from scalerl.training.loop.resolve import with_length_of_model
 
 CHATML = (
@@ -56,17 +56,3 @@ def test_only_models_that_think_are_interrupted(template, options, kind, reason)
 
 def test_arguments_of_the_template_decide_too():
     assert chosen(QWEN3, "--data.template_arguments", "{enable_thinking = false}")[0] == "none"
-
-
-@pytest.mark.parametrize("words", [
-    ["--recipe.length", "interruption"], ["--recipe.length.thinking_tokens", "[20, 30]"],
-    ["--recipe.length.models", "all"],
-])  # fmt: skip
-def test_who_describes_the_interruption_gets_it_for_every_model(words):
-    assert chosen(CLOSED, *words)[0] == "interruption"
-
-
-def test_the_lab_and_another_length_control_stay():
-    assert with_length_of_model(LAB, None, [], pytest.fail) is LAB
-    config = read_config(None, [*WORDS, "--recipe.length.kind", "none", "--recipe.length.max_tokens", "7"])
-    assert with_length_of_model(config, None, [], pytest.fail) is config

@@ -20,7 +20,7 @@ from scalerl.training.config.base import replace as replace_config
 from scalerl.training.config.overrides import read_config
 from scalerl.training.engines.pipeline import Interrupted
 from scalerl.training.engines.replay import ReplayMismatch
-from scalerl.training.learner.checkpoint import CheckpointStore, load_plain, save_state
+from scalerl.training.learner.checkpoint import load_plain
 from scalerl.training.loop import due
 from scalerl.training.loop.due import evaluate_if_due
 from scalerl.training.loop.evaluator import EVALUATED_WEIGHTS, Evaluated, Evaluator, EvaluatorDied, HeldOut, Snapshot
@@ -230,22 +230,6 @@ def test_a_checkpoint_is_complete_when_both_its_parts_are(tmp_path):
     learner.set_exception(OSError("disk full"))
     with pytest.raises(OSError, match="disk full"):
         both.result(timeout=60)
-
-
-def test_the_checkpoint_that_is_evaluated_is_kept_until_its_pass_rate_is_known(tmp_path):
-    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
-    store.directory.mkdir()
-
-    def commit(step, rates, evaluating=None):
-        save_state(store.begin(step), "trainer", {})
-        store.commit(step, rates, evaluating)
-        return store.steps()
-
-    assert commit(10, {}, 10) == [10]
-    assert commit(20, {}, 10) == [10, 20]
-    assert commit(30, {10: 0.5}, 30) == [10, 30]  # 10 is the best that is known
-    assert commit(40, {10: 0.5}, 30) == [10, 30, 40]
-    assert commit(50, {10: 0.5, 30: 0.7}) == [30, 50]
 
 
 # --------------------------------------------------------------------------------------------- when results are used

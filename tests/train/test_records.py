@@ -13,7 +13,7 @@ from scalerl.training.config import read_config
 from scalerl.training.learner import checks
 from scalerl.training.loop import launch
 from scalerl.training.loop import records as records_module
-from scalerl.training.loop.records import Records, is_due
+from scalerl.training.loop.records import Records
 
 
 class Calls:
@@ -68,11 +68,6 @@ def test_forecasts_beside_training_take_at_most_a_two_hundredth_of_its_time(monk
     assert len(shown) == 101 and shown[0] and [n for n, own in enumerate(shown) if own] == list(range(0, 101, 7))
     kept.evaluated([EvalPoint(101, 0.0, 101.0, 101, "sums", 0.5, 0.01, 64, 4)])
     assert shown[-1]  # training pauses anyway
-
-
-def test_the_curves_of_a_short_run_are_judged_at_each_evaluation():
-    assert all(is_due(count, count - 1) for count in range(1, 1001))
-    assert next(count for count in range(1001, 1100) if is_due(count, 1000)) == 1011  # 11 of 1,011 are 1%
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Records of a dead process: one line for the user, and its traceback in errors.log."""
 
 import errno
-import pickle
 import socket
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from scalerl.core.errors import RunFailed
 from scalerl.core.processes import ProcessDied, fault
 from scalerl.training.config.placement import Placement
 from scalerl.training.engines.pipeline import WorkerDied
-from scalerl.training.engines.process_engine import EngineDied
 from scalerl.training.engines.weights import WeightChannel
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, TransferDied
 from scalerl.training.loop import complete
@@ -43,12 +41,6 @@ def test_a_failed_process_is_described_in_one_line_and_its_traceback_is_appended
 def test_a_full_disk_does_not_hide_the_message(tmp_path):
     message = recorded(LearnerDied("rank 1 failed: KeyError: 3", "Traceback ..."), tmp_path / "gone")
     assert message.startswith("rank 1 failed: KeyError: 3 (its traceback could not be written to ")
-
-
-@pytest.mark.parametrize("kind", [EngineDied, LearnerDied])
-def test_an_error_with_a_traceback_survives_pickling(kind):
-    back = pickle.loads(pickle.dumps(kind("it failed", "Traceback ...")))
-    assert (str(back), back.trace) == ("it failed", "Traceback ...")
 
 
 class Run:
@@ -129,8 +121,3 @@ def test_a_disk_that_fills_during_a_run_is_told_with_its_host_and_what_is_safe(e
     assert text.startswith(f"{socket.gethostname()}:{tmp_path}: the trainer could not write (")
     assert "MB are free there, and the checkpoint of step 7 is whole" in text
     assert text.endswith(f"continue with: scalerl resume {tmp_path}") and run.closed == 1
-
-
-def test_another_error_of_the_system_is_not_taken_for_a_full_disk(monkeypatch, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        Run(monkeypatch, tmp_path, [FileNotFoundError(errno.ENOENT, "none", "x")]).complete()

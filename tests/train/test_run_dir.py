@@ -1,10 +1,6 @@
-import tracemalloc
-
 import pytest
 
-from scalerl.core import manifest
 from scalerl.core.errors import ConfigError
-from scalerl.core.manifest import new_digest
 from scalerl.core.types import EvalPoint
 from scalerl.training.config import LAB
 from scalerl.training.loop import run_dir
@@ -66,31 +62,6 @@ def test_truncated_samples_do_not_stop_a_run_and_get_no_nul_bytes(tmp_path, name
     (note,) = run.rewind(state)
     assert name in note and "99" in note
     assert (run.path / name).read_text() == whole
-
-
-def test_the_digest_of_rows_is_incremental(tmp_path):
-    run, first = counted(tmp_path / "run")
-    run.append("metrics.jsonl", [{"step": 2}])
-    cursors = run.cursors()
-    second = run.row_digests(cursors)
-    assert second["metrics.jsonl"] != first["row_digests"]["metrics.jsonl"]
-    assert second["points.jsonl"] == first["row_digests"]["points.jsonl"]
-    run.check_rows({"cursors": cursors, "row_digests": second})
-
-
-def test_large_row_files_are_read_in_pieces_by_the_first_checkpoint_after_a_resume(tmp_path, monkeypatch):
-    run = RunDirectory.create(tmp_path / "run", LAB)
-    monkeypatch.setattr(manifest, "BLOCK_BYTES", 1 << 20)
-    content = b"".join(b'{"step": %d, "x": "%s"}\n' % (i, b"y" * 1000) for i in range(16_000))
-    (run.path / "metrics.jsonl").write_bytes(content)
-    cursors = run.cursors()
-    expected = new_digest()
-    expected.update(content)
-    del content
-    tracemalloc.start()
-    assert run.row_digests(cursors)["metrics.jsonl"] == expected.hexdigest()
-    assert tracemalloc.get_traced_memory()[1] < 3 << 20  # of 16 MB
-    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

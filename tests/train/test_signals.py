@@ -58,13 +58,6 @@ def test_a_flag_remembers_its_signal(number, handlers, capsys):
         os.kill(os.getpid(), number)
 
 
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored(handlers):
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
-    flag = stop_signals.StopFlag()
-    os.kill(os.getpid(), signal.SIGHUP)
-    assert not flag()
-
-
 def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
     code = (
         "import hashlib; from scalerl.core.stop_signals import StopFlag, watch_signals\n"

@@ -12,14 +12,9 @@ from texts import rollout
 
 from scalerl.core.types import Group, Prompt, Score, ScoredGroup, Visit
 from scalerl.reading.pages.outlook import read_sources
-from scalerl.training.loop import rollout_rows
 from scalerl.training.loop.rollout_rows import (
     evaluated_rows,
-    kept_samples,
-    marked_text,
     telling_group,
-    token_detail,
-    token_texts,
 )
 from scalerl.training.loop.suites import SuiteResult
 from scalerl.training.models.text import TokenText
@@ -107,11 +102,6 @@ def scored(identity, task, samples, interrupted=False):
     return ScoredGroup(Group(visit, (made,) * samples, 3), (Score(-1.0, False, "no"),) * samples)
 
 
-def test_injected_text_is_marked():
-    assert marked_text(TokenText(Letters()), (1,), scored("1", "t", 1, interrupted=True).group.rollouts[0]) == "a⟦b⟧c"
-    assert marked_text(TokenText(Letters()), (1,), scored("1", "t", 1).group.rollouts[0]) == "abc"
-
-
 def test_saved_samples_include_replayed_groups_and_further_samples_of_few_prompts():
     groups = [scored(f"{i}", "many" if i < 20 else "few", 2) for i in range(22)]
     rows = evaluated_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 4)
@@ -120,47 +110,6 @@ def test_saved_samples_include_replayed_groups_and_further_samples_of_few_prompt
     with_ratio = [(row["prompt_id"], row["log_ratio_min"]) for row in rows if row["log_ratio_min"] is not None]
     assert with_ratio == [("7", -0.5)] and many[0]["versions"] == [3, 5] and many[0]["staleness"] == 6
     assert evaluated_rows(TokenText(Letters()), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 0) == []
-
-
-@pytest.mark.parametrize("count", [0, 1, 4, 7, 50])
-@pytest.mark.parametrize("replayed", [range(0, 22, 5), range(22), ()])
-def test_rows_are_made_of_kept_samples_only_whatever_a_replay_returns(count, replayed):
-    groups = [scored(f"{i}", "many" if i < 20 else "few", 2 + (i == 21)) for i in range(22)]
-    visits = [one.group.visit for one in groups]
-    kept = kept_samples(visits, [len(one.scores) for one in groups], replayed, count)
-    assert len(kept) <= len(replayed) + 2 * count and {(n, 0) for n in replayed} <= kept
-    for with_ratios in ([], list(replayed), list(replayed)[::2], list(replayed)[1::3]):
-        rows = evaluated_rows(
-            TokenText(Letters()), 9, groups, {n: np.array([-0.5, 0.25, 0.0]) for n in with_ratios}, count
-        )
-        assert {(int(row["prompt_id"]), row["sample"]) for row in rows} <= kept
-
-
-class Bytes:
-    """A tokenizer of bytes that drops a leading space, as many tokenizers do."""
-
-    pad_token_id = bos_token_id = None
-
-    def decode(self, tokens, **options):
-        return bytes(tokens).decode("utf-8", errors="replace").removeprefix(" ")
-
-
-def test_the_texts_of_tokens_join_to_the_whole_text():
-    tokens = list("a b → c".encode())
-    text = TokenText(Bytes())
-    assert token_texts(text, b"q", tokens) == ["a", " ", "b", " ", "", "", "→", " ", "c"]
-    assert token_texts(text, b"q", b" x") == [" ", "x"]  # not the start of a text
-    assert token_texts(text, b"q", [0xFF, *b"x"]) == ["", "�x"]
-    assert token_texts(text, b"q", [*b"x", 0xE2]) == ["x", "�"]  # no token follows that could complete it
-
-
-def test_the_detail_of_a_long_rollout_is_its_first_and_last_tokens(monkeypatch):
-    monkeypatch.setattr(rollout_rows, "DETAIL_TOKENS", 4)
-    made = rollout(range(6), [True, True, True, True, False, True], versions=[3, 3, 3, 4, 4, 4], truncated=True)
-    detail = token_detail(TokenText(Letters()), (1,), 5, made, np.array([0.1, 0.2, 0.3, 0.4, float("inf")]))
-    assert detail == {
-        "text": ["a", "b", "e", "f"], "staleness": [2, 2, None, 1], "log_ratio": [0.1, 0.2, None, None], "left_out": 2,
-    }  # fmt: skip
 
 
 def test_the_saved_group_has_different_rewards():

@@ -12,7 +12,7 @@ from tiny_models import tiny_model
 from scalerl.training.config.mismatch import TokenMask
 from scalerl.training.config.recipe import Dapo, Recipe
 from scalerl.training.learner.batch import StepSettings
-from scalerl.training.learner.metrics import SUM_NAMES, TokenMeter, TokenSums, packed_values, summed_values
+from scalerl.training.learner.metrics import SUM_NAMES, TokenMeter
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.models.policy import Policy
 
@@ -87,26 +87,6 @@ def test_every_mean_is_the_one_worked_by_hand():
     }
     assert two_micro_batches().read().means() == pytest.approx(expected)
     assert len({round(value, 9) for value in expected.values()}) == len(expected)
-
-
-def test_sums_cannot_be_passed_by_position_and_cross_a_device_by_name():
-    with pytest.raises(TypeError):
-        TokenSums(5.0, -0.5)
-    meter = two_micro_batches()
-    with pytest.raises(TypeError):
-        meter.add(torch.zeros(()), *[torch.zeros(1)] * 5)
-    for order in (SUM_NAMES, SUM_NAMES[::-1], sorted(SUM_NAMES)):
-        sums = summed_values([packed_values({name: SUMS[name] for name in order}, torch.device("cpu"))])
-        assert asdict(sums) == pytest.approx(SUMS)
-    with pytest.raises(AssertionError):
-        packed_values({"token": 5.0}, torch.device("cpu"))
-
-
-def test_parts_are_added_except_for_extremes_and_none_gives_zeros():
-    one, other = TokenSums(tokens=2, log_ratio_min=-1, log_ratio_max=3), TokenSums(tokens=5, log_ratio_min=-4, ratio=7)
-    assert TokenSums.of([one, other]) == TokenSums(tokens=7, ratio=7, log_ratio_min=-4, log_ratio_max=3)
-    assert TokenSums.of([]) == TokenMeter().read() == TokenSums()
-    assert TokenSums().means()["log_ratio_stale"] is None and TokenSums().means()["trained_tokens"] == 0
 
 
 @pytest.mark.parametrize("budget", [1000, 14])

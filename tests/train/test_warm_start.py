@@ -127,30 +127,6 @@ def test_a_cache_that_cannot_be_written_ends_before_the_training(tmp_path, monke
         warm_start(SMALL, TASK, tmp_path / "made", lambda row: None)
 
 
-def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
-    names = {warm_start_directory(model, task) for model, task in [
-        (SMALL, TASK), (replace(SMALL, width=32), TASK),
-        (SMALL, (ArithmeticTask(operations=(5, 5)),)), (SMALL, (ArithmeticTask(lengths="long-tailed"),)),
-    ]}  # fmt: skip
-    assert len(names) == 4 and all(path.parent == tmp_path for path in names)
-    alone, both = warm_start_directory(SMALL, TASK), warm_start_directory(SMALL, BOTH)
-    same_chains = (ArithmeticTask(label_noise=0.3, name="sums"),)  # traces are right in any case
-    assert warm_start_directory(SMALL, same_chains) == alone != both
-    for same in ((ArithmeticTask(share=3.0), ProgramsTask()), BOTH[::-1]):
-        assert warm_start_directory(SMALL, same) == both  # traces are taught in equal numbers, in one order
-    easy, hard = ArithmeticTask(operations=(1, 2), name="easy"), ArithmeticTask(operations=(5, 6), name="hard")
-    twice = {warm_start_directory(SMALL, data) for data in ((easy,), (hard,), (easy, hard))}
-    assert len(twice) == 3  # two tasks of one kind are both taught
-    assert warm_start_directory(replace(SMALL, active_experts=1), TASK) == alone  # it has no experts
-    assert warm_start_directory(replace(SMALL, experts=4), TASK) != alone
-
-
-def test_the_cached_model_of_the_default_lab_keeps_its_name():
-    """A user's cached model must stay valid when other tasks or models are added."""
-    assert warm_start_directory(TinyModel(), TASK).name == "warm-7555f715a82e3da1"
-
-
 def test_the_gate_counts_single_steps_by_their_most_likely_digit(monkeypatch):
     """A model that only knows the digits of sums gets 100 of 300 right, and about a tenth of the rest."""
     policy, tokenizer = Policy(make_model(SMALL, make_tokenizer())), make_tokenizer()

@@ -1,14 +1,12 @@
 """Warnings about a run: the one about empty slots with its remedies, and the events of events.jsonl."""
 
-import math
-
 import pytest
 
 from scalerl.core.types import EvalPoint
 from scalerl.training.config import LAB
 from scalerl.training.config.base import replace
 from scalerl.training.config.recipe import PipelineRL, PpoOffPolicy
-from scalerl.training.loop.warnings import AVERAGED_STEPS, RunWarnings, occupancy
+from scalerl.training.loop.warnings import AVERAGED_STEPS, RunWarnings
 
 
 def config(off_policy, slots=256):
@@ -59,11 +57,6 @@ def test_no_warning_at_the_limit_or_before_a_full_window():
 def test_the_remedy_follows_from_the_schedule_and_the_lengths(off_policy, longest, remedy):
     (only,) = warning_of(config(off_policy), 0.4, mean=30, longest=longest)
     assert remedy in only[1]
-
-
-def test_a_step_without_occupancy_is_left_out_of_the_mean():
-    rows = [{"step": step, "occupancy": value} for step, value in ((2, 0.5), (3, math.nan), (4, 0.7), (5, None))]
-    assert occupancy(rows, max_lag=0) == pytest.approx(0.6)
 
 
 def test_a_warning_is_an_event_when_it_begins_and_when_it_is_over_and_is_printed_once():
