@@ -7,7 +7,6 @@ from simulated_runs import fallen, run
 
 from scalerl.reading.curves import Curve, CurveError, compare, fit, sigmoid
 from scalerl.reading.curves.comparison import (
-    OWN_CEILINGS,
     common_ceiling,
     comparison_sentence,
     log_compute_of_run,
@@ -61,26 +60,12 @@ def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     assert comparison.sentence.startswith("The second is probably ahead of the first")
 
 
-def test_a_recipe_that_needs_half_the_compute_has_ratio_one_half():
-    comparison = compare(seeds(3, midpoint=1500.0), seeds(3, 10, midpoint=3000.0), level=0.4)
-    # the same curve on a compute axis stretched by two
-    assert comparison.compute_ratio.mean == pytest.approx(0.5, abs=0.05)
-    assert comparison.compute_ratio.low < 0.5 < comparison.compute_ratio.high
-
-
 def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
     comparison = compare(run(noise=0.003), run(noise=0.003, seed=1))
     assert (comparison.verdict, comparison.winner) == ("too close to call", None)
     assert comparison.sentence.startswith("The first and the second are too close to call at 16,000 device-hours")
     # a difference of 0.02 between means of seeds of sd 0.012 is significant from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
     assert comparison.advice == "To decide it: about 3 seeds per side, for a difference of 0.020."
-
-
-def test_no_advice_asks_for_more_than_twice_the_compute():
-    for second in (run(last=2000.0, seed=1), run(last=2000.0, seed=1, midpoint=3500.0), run(last=1200.0, noise=0.02)):
-        advice = compare(run(last=2000.0), second).advice
-        assert advice == "" or any(words in advice for words in ("wice the compute", "seeds per side"))
-        assert "train" not in advice
 
 
 def stretched(made, factor):
@@ -91,17 +76,9 @@ def stretched(made, factor):
 def test_a_copy_at_twice_the_compute_is_behind_and_needs_twice_as_much():
     comparison = compare(run(seed=1), stretched(run(seed=1), 2.0), names=("dapo", "grpo"))
     assert (comparison.verdict, comparison.winner) == ("ahead where measured", "first")
-    assert comparison.sentence.startswith(
-        "dapo is ahead of grpo at every compute measured, at 16,000 device-hours by 0.0"
-    )
-    assert (
-        "dapo needs 0.50 (" in comparison.sentence
-        and "which climb has the higher ceiling is open" in comparison.sentence
-    )
     assert comparison.compute_ratio.low < 0.5 < comparison.compute_ratio.high < 1
-    # the same from the other side
-    other = compare(stretched(run(seed=1), 2.0), run(seed=1), names=("grpo", "dapo"))
-    assert other.winner == "second" and "dapo needs 0.50 (" in other.sentence
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert comparison.sentence in page
 
 
 def test_levels_far_apart_are_called_at_once_however_young_the_runs():
@@ -163,11 +140,6 @@ def test_the_common_ceiling_is_closer_to_the_more_precise_ceiling():
     assert abs(common_ceiling([sure, unsure], 0.012) - sure.asymptote.mean) < 0.02
 
 
-def test_the_five_deviates_have_the_moments_of_a_normal():
-    assert OWN_CEILINGS.mean() == pytest.approx(0.0, abs=1e-12)
-    assert OWN_CEILINGS.var() == pytest.approx(1.0, abs=1e-3)
-
-
 @pytest.mark.parametrize(
     ("difference", "ratio", "verdict"),
     [
@@ -223,16 +195,6 @@ def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
     # a run that stays above the level has reached it by its last point
     reached = log_compute_of_run(flat, 0.1, np.zeros(2000), RNG(0))
     assert (np.sort(reached)[: round(flat.posterior.stay_probability * 2000)] <= np.log(30.0) + 1e-9).all()
-
-
-def test_the_ceilings_of_a_run_that_rises_are_those_of_the_law():
-    rising = fit(run())
-    assert recipe_ceilings(rising).tolist() == rising.draws.asymptote.tolist()
-
-
-def test_the_example_of_the_page_is_as_printed():
-    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    assert compare(run(seed=1), stretched(run(seed=1), 2.0), names=("dapo", "grpo")).sentence in page
 
 
 def test_the_lead_is_forecast_at_the_compute_that_is_asked_for():

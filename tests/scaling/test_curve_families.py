@@ -98,8 +98,8 @@ def exponential(seed, tau=0.25, noise=0.004):
 
 def test_intervals_contain_the_truth_of_runs_that_end_exponentially_and_their_ceiling_is_not_identified():
     hits, ceilings = [], []
-    for tau in (0.1, 0.2, 0.3, 0.4, 0.5):
-        for seed in range(8):
+    for tau in (0.1, 0.25, 0.4):
+        for seed in range(5):
             fitted = fit(exponential(seed, tau))
             band, truth = fitted.predict([200.0]), 0.2 + 0.4 * -np.expm1(-2 / tau)
             hits.append(band.low[0] <= truth <= band.high[0])
@@ -118,7 +118,7 @@ def test_a_likely_fast_end_is_the_reason_and_its_number_is_a_key():
 
 
 def test_a_fast_end_widens_intervals_and_leaves_every_mean_as_it_is(monkeypatch):
-    curves = [exponential(seed) for seed in range(3)] + [run(last=4000.0, seed=seed) for seed in range(3)]
+    curves = [exponential(0), exponential(1), run(last=4000.0)]
     with_it = [fit(curve) for curve in curves]
     monkeypatch.setitem(SUSPICIOUS, FAST_END.name, np.inf)
     without = [fit(curve) for curve in curves]

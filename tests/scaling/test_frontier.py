@@ -172,8 +172,7 @@ def test_a_law_that_bends_is_not_continued_as_a_straight_line():
     assert low < 0.780 < high < 0.973 and logit_D.mean() == pytest.approx(0.780, abs=0.06)
 
 
-@pytest.mark.parametrize("place", [0.6, 1.0, 1.5])
-@pytest.mark.parametrize("height", [0.15, 0.3])
+@pytest.mark.parametrize(("place", "height"), [(0.6, 0.15), (1.5, 0.3)])
 def test_an_optimum_inside_the_range_is_not_missed(place, height):
     """logit A is 0.6 - height (s - place)^2 in s = ln size; sizes 1 to 8 were run, each once or three times."""
 
@@ -187,18 +186,6 @@ def test_an_optimum_inside_the_range_is_not_missed(place, height):
         law = pooled(clouds, [{"size": size} for size in sizes], published=False)
         low, high = np.quantile(law.at([{"size": 16.0}])[:, 0, 0], (0.05, 0.95))
         assert low < theta_of(16.0)[0] < high
-
-
-def test_draws_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch):
-    law = pooled([likelihood(f) for f in FITS], GRID, published=False)
-    drawn, eigh = law.at(GRID), np.linalg.eigh
-
-    def mirrored(matrix):
-        values, vectors = eigh(matrix)
-        return values, -vectors
-
-    monkeypatch.setattr(np.linalg, "eigh", mirrored)
-    assert law.at(GRID) == pytest.approx(drawn, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -306,7 +293,7 @@ def table_of(place, changes=(), extra=()):
     return file
 
 
-@pytest.mark.parametrize("value", ["  ", "-nan", "+Infinity", "1e999", "9" * 5000, "None", "null", "N/A", "<NA>"])
+@pytest.mark.parametrize("value", ["  ", "1e999", "N/A"])
 def test_a_missing_or_infinite_value_is_no_setting(tmp_path, capsys, value):
     words = ["frontier", *files_of(tmp_path), "--vary", "width,batch", "--budget", 8000]
     code, out, error = call(capsys, *words, "--settings", table_of(tmp_path, {(2, "width"): value}))
@@ -318,12 +305,10 @@ def test_a_missing_or_infinite_value_is_no_setting(tmp_path, capsys, value):
     ("extra", "message"),
     [
         ({"run": "r2", "width": 64, "batch": 8}, "row 7 is a second row for the run 'r2'"),
-        ({"run": "r2", "width": 32, "batch": 32}, "row 7 is a second row for the run 'r2'"),
-        ({"run": "./r2/", "width": 64, "batch": 8}, "row 7 is a second row for the run './r2/'"),
         ({"run": "", "width": 64, "batch": 8}, "row 7 has no run"),
         ({"run": "PATH", "width": 64, "batch": 8}, "two rows for one run"),
     ],
-    ids=["different", "equal", "another spelling", "no run", "path and name"],
+    ids=["twice", "no run", "path and name"],
 )
 def test_every_run_has_one_row(tmp_path, capsys, extra, message):
     paths = files_of(tmp_path)
@@ -341,17 +326,9 @@ def test_rows_of_other_runs_may_have_empty_cells_and_categories_may_be_called_no
     assert code == 0 and "batch none" in out, error
 
 
-def test_values_without_meaning_are_an_error_in_python_too():
-    for value in (float("nan"), float("inf"), "", "None"):
-        with pytest.raises(CurveError, match="one of the runs: the setting 'width' is"):
-            frontier(FITS, [{**setting, "width": value if i == 3 else setting["width"]} for i, setting in
-                            enumerate(GRID)], 8000.0)  # fmt: skip
-
-
-@pytest.mark.parametrize("per_setting", [1, 3])
-def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(per_setting, monkeypatch):
+def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(monkeypatch):
     """60 settings on one axis have about 20 directions; the draws are those of all 60, up to rounding."""
-    settings = [{"width": float(w)} for w in np.geomspace(32, 256, 60)] * per_setting
+    settings = [{"width": float(w)} for w in np.geomspace(32, 256, 60)] * 3
     clouds = [cloud(theta({**setting, "batch": 16.0}), [0.1, 0.2, 0.1, 0.01]) for setting in settings]
     law = pooled(clouds, settings, False)
     assert law.scatter.basis_UB.shape[1] < 30 and not law.scatter.is_whole

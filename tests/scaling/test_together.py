@@ -141,9 +141,3 @@ def test_the_command_prints_what_the_runs_share_and_then_each_run(capsys, tmp_pa
 def test_options_that_a_fit_together_lacks_are_one_line(words, message, capsys, tmp_path):
     code, _, error = call(capsys, "fit", write(tmp_path / "one.jsonl", run()), *words)
     assert code == 2 and message in error and error.count("\n") == 1
-
-
-def test_an_error_about_one_of_several_files_has_its_path(capsys, tmp_path):
-    paths = [write(tmp_path / "a.jsonl", run()), write(tmp_path / "b.jsonl", run(points=3))]
-    code, _, error = call(capsys, "fit", *paths, "--together")
-    assert code == 2 and f"{paths[1]}: a fit needs at least 5 points; got 3" in error

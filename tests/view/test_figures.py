@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
@@ -56,33 +54,9 @@ def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
-def test_a_second_curve_gets_its_color_and_both_share_one_legend(axes):
-    one, two = fit(curve()), fit(curve(asymptote=0.5, seed=1))
-    plot(one, axes, name="dapo")
-    plot(two, axes, name="grpo")
-    assert legend(axes) == ["dapo", "grpo"]
-    colors = {line.get_color() for line in axes.lines if line.get_linestyle() == "-"}
-    assert {*LIGHT.series[:2]} <= colors and axes.get_legend().get_title().get_text() == ""
-    plot(one, axes, name="third")
-    assert legend(axes) == ["dapo", "grpo", "third"]
-    own = axes.plot([1000.0, 2000.0], [0.3, 0.3])[0]
-    plot(two, axes, name="fourth")
-    assert own in axes.lines  # what the caller drew stays
-    plot(two, axes)
-    plot(two, axes)
-    assert legend(axes)[-2:] == ["simulated", "simulated (6)"]
-    assert sum(isinstance(area, PolyCollection) for area in axes.collections) == 6  # bands, each once
-
-
-@pytest.mark.parametrize("scale", ["log", "linear"])
 @pytest.mark.parametrize(
-    ("axis", "factor", "unit"),
-    [
-        ("flops", 6.2e9, "TFLOP"),
-        ("tokens", 1e6, "billion tokens"),
-        ("device_hours", 1.0, "device-hours"),
-        ("step", 1.0, "steps"),
-    ],
+    ("scale", "axis", "factor", "unit"),
+    [("log", "flops", 6.2e9, "TFLOP"), ("linear", "tokens", 1e6, "billion tokens"), ("log", "step", 1.0, "steps")],
 )
 def test_ticks_are_amounts_as_people_say_them_without_an_offset(scale, axis, factor, unit):
     made = curve()
@@ -106,19 +80,14 @@ def test_the_axis_of_the_metric_has_the_name_that_a_log_gives_it(axes):
     assert metric_name(replace(made, training=True, metric_name="reward")) == "reward (training reward)"
 
 
-CASES = [("log", 0), ("linear", 0), ("log", 1), ("linear", 1)]
-
-
-@pytest.mark.parametrize("width", [COLUMN, 8.0])
-@pytest.mark.parametrize(("scale", "second"), CASES)
-def test_nothing_is_cut_and_the_legend_is_above_the_axes(width, scale, second):
+@pytest.mark.parametrize(("width", "scale"), [(COLUMN, "log"), (8.0, "linear")])
+def test_nothing_is_cut_and_the_legend_is_above_the_axes(width, scale):
     figure = Figure(figsize=(width, 0.75 * width), dpi=100, layout="constrained")
     axes = figure.subplots()
     note = "12% of the reference answers are wrong on purpose, and the metric is the mean of three tasks"
     made = replace(curve(noise=0.01), stderr=np.full(41, 0.01), label="scalerl-arithmetic-of-two-digits", prompts=256)
     plot(fit(made), axes, note=note, scale=scale)
-    if second:
-        plot(fit(curve(asymptote=0.5, seed=1)), axes, note=note, scale=scale)
+    plot(fit(curve(asymptote=0.5, seed=1)), axes, note=note, scale=scale)
     figure.draw_without_rendering()
     box, renderer = figure.bbox, FigureCanvasAgg(figure).get_renderer()
     for text in [*axes.texts, axes.get_legend().get_title(), *axes.get_legend().get_texts(), axes.xaxis.label]:
@@ -139,12 +108,6 @@ def test_the_colors_are_those_of_the_pages():
         assert f"--paper: {palette.paper};" in text and f"--ink: {palette.ink};" in text
         assert f"--muted: {palette.muted};" in text and f"--line: {palette.rule};" in text
     assert LIGHT.color("@s1/0.25") == ("#c8641e", 0.25) and DARK.color("@ink") == ("#e8eaed", 1.0)
-
-
-def test_a_picture_for_a_dark_background_has_its_colors(axes):
-    plot(fit(curve()), axes, dark=True)
-    assert to_hex(axes.get_facecolor()) == DARK.paper and to_hex(axes.figure.get_facecolor()) == DARK.paper
-    assert axes.xaxis.label.get_color() == DARK.ink
 
 
 def test_f_is_compute_to_the_power_b():
@@ -224,19 +187,10 @@ def test_the_slider_shows_one_earlier_forecast_and_whether_it_came_true():
     inside = int(((band.low <= whole.metric[later]) & (whole.metric[later] <= band.high)).sum())
     assert lines[4].name.startswith("from 70%: 0.")
     assert lines[4].name.endswith(f"; {inside} of {later.sum()} later evaluations are in the band") and inside > 5
-    shown = to_plotly(drawn)
-    *forecasts, points = shown["data"]
-    (slider,) = shown["layout"]["sliders"]
-    assert [step["label"] for step in slider["steps"]] == ["30%", "40%", "50%", "60%", "70%", "80%", "90%"]
-    assert [trace["visible"] for trace in forecasts] == [number // 3 == slider["active"] == 3 for number in range(21)]
+    (slider,) = to_plotly(drawn)["layout"]["sliders"]
     for number, step in enumerate(slider["steps"]):
         (shown,) = step["args"]
         assert shown["visible"] == [*(at // 3 == number for at in range(21)), True]  # the points stay
-    assert "visible" not in points
-
-
-def test_a_page_about_many_runs_has_three_earlier_forecasts_of_each():
-    assert [len(run.parts) for run in analysis(*(curve(seed=seed) for seed in range(4))).runs] == [3] * 4
 
 
 def test_the_common_ceiling_of_equally_precise_runs_is_their_mean():
@@ -245,15 +199,8 @@ def test_the_common_ceiling_of_equally_precise_runs_is_their_mean():
     assert analyzed.ceiling == pytest.approx(mean, abs=5e-4) and analyzed.runs[0].slope.ceiling == analyzed.ceiling
 
 
-def test_the_slider_and_the_scores_use_one_fit_of_each_part():
-    for count in (1, 4):  # with seven and with three moments
-        for one in analysis(*(curve(seed=seed) for seed in range(count))).runs:
-            shared = {split.fraction: split.fit for split in one.backtest.splits}
-            assert [part for part in one.parts if part in shared.values()] == [shared[f] for f in (0.3, 0.5, 0.7)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("points", "drawn"), [(41, 41), (2000, 2000), (2001, 1001), (30_001, 1876)])
+@pytest.mark.parametrize(("points", "drawn"), [(2000, 2000), (2001, 1001)])
 def test_a_figure_draws_at_most_2000_points_of_a_run_and_says_how_many_of_how_many(points, drawn):
     analyzed = analysis(curve(points=points))
     for name in ("curves", "backtests"):

@@ -71,18 +71,6 @@ def test_a_condition_that_is_never_met_is_told_with_its_distance_when_the_comman
     assert re.search(r"'falling' does not hold: the metric is 0\.\d+ below its best", err)
 
 
-def test_the_condition_of_a_log_whose_bounds_are_about_to_move_waits(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "run.jsonl"
-    append(path, lines(1, 12, low=-5, high=30))
-    meanwhile(monkeypatch)
-    code, out, _ = call(capsys, "follow", path, "--devices", 8, "--until", "gain at 2x below 5 with probability 0.5")
-    assert code == 130 and "--bounds" in out and "conditions on the gain and the ceiling wait" in out
-    assert "holds" not in out
-    meanwhile(monkeypatch)
-    _, out, _ = call(capsys, "follow", path, "--devices", 8)  # without a condition, the forecast needs the same words
-    assert "so its gain is too small" in out and "conditions" not in out
-
-
 @pytest.mark.parametrize(("until", "code"), [((), 0), (("--until", "falling"), 1)])
 def test_the_end_of_the_run_is_a_success_only_without_a_condition(tmp_path, capsys, until, code):
     rows = [{"step": s, "reward": level(s), "step_time": 60.0} for s in range(1, 30)]
@@ -147,10 +135,3 @@ def test_a_log_with_several_runs_gets_the_command_to_type_which_works(tmp_path, 
     meanwhile(monkeypatch)
     code, out, _ = call(capsys, *words)
     assert code == 130 and "eval/accuracy" in out
-
-
-def test_the_help_has_examples_and_exit_codes(capsys):
-    with pytest.raises(SystemExit):
-        command.run_follow(["--help"])
-    out = capsys.readouterr().out
-    assert "scalerl follow run.log --devices 8" in out and "exit codes" in out and "scancel" in out

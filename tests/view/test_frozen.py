@@ -48,7 +48,7 @@ def test_the_file_and_the_server_have_the_same_page_of_a_run(run, tmp_path, caps
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("state", "offered"), [("training", True), ("finished", False), ("dead", False)])
+@pytest.mark.parametrize(("state", "offered"), [("training", True), ("dead", False)])
 def test_only_the_page_of_a_run_that_trains_offers_commands_that_follow_it(run, state, offered):
     followed = FollowedRun(run)
     followed.poll()

@@ -3,12 +3,10 @@
 import json
 import os
 import shutil
-import tracemalloc
 
 from watched import add_points, add_steps, write_run
 
 from scalerl.reading.pages import watcher
-from scalerl.reading.pages.run import FollowedRun
 from scalerl.reading.pages.watcher import Watcher
 
 
@@ -50,23 +48,6 @@ def test_of_more_runs_than_the_limit_those_evaluated_last_are_followed_and_the_p
     followed.close()
 
 
-def test_a_directory_that_raises_is_reported_once_and_the_others_are_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "SEARCH_S", 0.0)
-    for name in ("bad", "good"):
-        write_run(tmp_path / name, rows=3, points=2)
-
-    def read(path, *words):
-        if path.name == "bad":
-            raise RuntimeError("strange")
-        return FollowedRun(path, *words)
-
-    monkeypatch.setattr(watcher, "FollowedRun", read)
-    followed = Watcher([tmp_path])
-    followed.poll()
-    assert [run.name for run in followed.runs.values()] == ["good"] and followed.problems == ["RuntimeError: strange"]
-    followed.close()
-
-
 def test_a_new_run_sends_itself_and_not_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(watcher, "SEARCH_S", 0.0)
     for number in range(20):
@@ -88,16 +69,3 @@ def test_a_new_run_sends_itself_and_not_the_others(tmp_path, monkeypatch):
     followed.poll()
     assert len(followed.changes_since(changes["version"])["known"]) == 20
     followed.close()
-
-
-def test_runs_of_one_version_share_the_meanings_of_their_metrics_and_the_names_of_their_columns(tmp_path):
-    """A run took 70 kB."""
-    for number in range(21):
-        write_run(tmp_path / f"run-{number:02d}", rows=3, points=12)
-    first = FollowedRun(tmp_path / "run-00")
-    tracemalloc.start()
-    others = [FollowedRun(tmp_path / f"run-{number:02d}") for number in range(1, 21)]
-    per_run = tracemalloc.get_traced_memory()[0] / 20
-    tracemalloc.stop()
-    assert all(run.info == first.info or run.info.metrics is first.info.metrics for run in others)
-    assert per_run < 35e3

@@ -15,8 +15,6 @@ from watched import add_points
 
 import scalerl
 from scalerl.reading.curves import Curve, CurveError, advise, compare, fit, forecast
-from scalerl.reading.pages.figure import Points
-from scalerl.reading.pages.page_figures import curves_figure, recipes_of
 from scalerl.training.config import LAB
 from scalerl.training.loop.run_dir import RunDirectory
 
@@ -85,12 +83,6 @@ def test_the_repr_of_a_record_is_one_short_line(shown, start):
     assert "\n" not in text and len(text) < 260 and "array(" not in text
 
 
-def test_seeds_of_one_label_are_all_drawn():
-    shown = compare([run(), run(seed=1)], [run(seed=2), run(seed=3), run(seed=4)], names=("a", "b"))
-    points = [one for one in curves_figure(recipes_of(shown), shown).series if isinstance(one, Points)]
-    assert [(one.group, len(one.x)) for one in points if len(one.x) > 1] == [("a", 41)] * 2 + [("b", 41)] * 3
-
-
 def test_curves_and_fits_draw_themselves_and_share_axes():
     axes = Figure().subplots()
     assert run().plot(axes, name="dapo") is axes and FITTED.plot(axes, name="grpo", scale="log") is axes
@@ -147,9 +139,7 @@ def test_a_report_is_written_from_python(tmp_path):
     [
         ({"stepz": 3}, "did you mean steps"),
         ({"recipe__los": "gspo"}, "did you mean recipe.loss"),
-        ({"model_": "x"}, "did you mean model"),
         ({"recipe": {"nme": "x"}}, "did you mean 'name'"),
-        ({"checkpoint__keep_evry": 3}, "did you mean checkpoint.keep_every"),
     ],
 )
 def test_an_unknown_field_of_train_is_an_error_with_a_suggestion(fields, message, tmp_path, monkeypatch):

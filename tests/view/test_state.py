@@ -55,7 +55,7 @@ def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(t
     assert seen.state == state and (seen.detail or state == "training")
 
 
-@pytest.mark.parametrize("phase", ["starting", "warm start", "evaluating", "saving"])
+@pytest.mark.parametrize("phase", ["starting", "saving"])
 def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, at_now, phase):
     run = write_run(tmp_path / "run", rows=30)
 

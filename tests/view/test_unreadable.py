@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import tempfile
-import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from serving import connection_to, first_event, get, key_of, served
 from watched import add_points, add_rollouts, point, rollout, write_run
 
 from scalerl.cli.main import main
-from scalerl.reading.pages.analysis import analyze
-from scalerl.reading.pages.page import page
 from scalerl.reading.pages.run import LIFE_S, FollowedRun
 from scalerl.reading.pages.server import Pages
 from scalerl.reading.pages.watcher import Watcher
@@ -81,11 +78,11 @@ def pipe(name):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (private("."), "permission denied"), (private("run.json"), "permission denied"),
-        (private("metrics.jsonl"), "permission denied"), (private("points.jsonl"), "permission denied"),
-        (pipe("run.json"), "regular"), (pipe("metrics.jsonl"), "regular"), (pipe("points.jsonl"), "regular"),
+        (private("."), "permission denied"),
+        (private("points.jsonl"), "permission denied"),
+        (pipe("metrics.jsonl"), "regular"),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, change, reason):
     listed(capsys, place / "good")  # imports what a stranger may not read
     change(place / "bad")
@@ -98,19 +95,6 @@ def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, cha
         finally:
             watcher.close()
     assert runs["good"]["step"] == 30 and runs["bad"]["state"] == "unreadable" and reason in runs["bad"]["detail"]
-
-
-def test_a_run_of_a_study_and_a_folder_that_cannot_be_read_are_rows(place, capsys):
-    listed(capsys, place / "good")
-    (place / "study" / "loo").mkdir(parents=True)
-    (place / "study" / "study.toml").write_text("")
-    shutil.move(place / "bad", place / "study" / "loo" / "seed-0")
-    (place / "study" / "loo").chmod(0)
-    with as_stranger():
-        assert "permission denied" in listed(capsys, place)["loo"]
-    place.chmod(0o711)
-    with as_stranger():
-        assert "permission denied" in listed(capsys, place)[place.name]
 
 
 def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys):
@@ -139,11 +123,8 @@ def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys)
 
 
 ROWS = [
-    DEEP, '{"a": ' * 200 + "1" + "}" * 200, f'{{"step": {LONG}}}', '{"step": NaN}', '{"step": Infinity}',
-    '{"step": 1e999}', '{"step": -Infinity}', '{"step": "4"}', '{"step": [1]}', '{"step": null}', "[]", "7", "\xe9", "",
-    '{"step": 1, "step": 2}', '"\\ud800"', '{"step": 31, "entropy": NaN, "loss": 1e999, "step_s": -Infinity}',
-    f'{{"step": 32, "entropy": "{LONG}", "loss": [], "step_s": {"9" * 99}, "truncation_rate": {{}}}}',
-    f'{{"step": {"9" * 99}, "step_s": {"9" * 99}}}', '{"step": 33, "step_s": 1e308, "occupancy": 1e308}',
+    DEEP, f'{{"step": {LONG}}}', '{"step": NaN}', '{"step": "4"}', "7", "\xe9",
+    '{"step": 31, "entropy": NaN, "loss": 1e999, "step_s": -Infinity}',
 ]  # fmt: skip
 """Lines that no run writes; those without the step of a healthy row are not counted as steps."""
 
@@ -212,22 +193,3 @@ def test_the_server_refuses_rows_that_are_no_numbers_and_closes_streams_quietly(
             stream.close()
     for stream in streams:
         stream.close()
-
-
-@pytest.mark.slow
-def test_a_long_run_needs_little_memory_and_a_small_figure(tmp_path):
-    """An evaluation is kept as a record of about 700 bytes, and a figure has at most 4,000 points."""
-    run = write_run(tmp_path / "run")
-    add_points(run, range(20_000))
-    watched = FollowedRun(run, "run")
-    tracemalloc.start()
-    watched.poll(0.0)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(watched.points["arithmetic"]) == 20_000 and peak < 20_000 * 800, peak / 20_000
-    early = page(watched, {"arithmetic": "too early"})
-    every = page(watched, {"arithmetic": analyze([watched.source("arithmetic")])})
-    for made in (early, every):
-        figures = [figure for block in made["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
-        traces = [trace for figure in figures for trace in figure["data"]]
-        assert 1000 < max(len(trace["x"]) for trace in traces) <= 4000
