@@ -177,7 +177,7 @@ def test_the_slider_shows_one_earlier_forecast_and_whether_it_came_true():
     ends = [4800.0, 6400.0, 8000.0, 9600.0, 11_200.0, 12_800.0, 14_400.0]  # 30% to 90% of 16,000
     assert [part.last_compute for part in parts] == ends
     drawn = FIGURES["backtests"](analyzed).choices["Run"]["run 0"]
-    *forecasts, points = drawn.series
+    *forecasts, _ = drawn.series
     lines = forecasts[1::2]
     assert [line.x[0] for line in lines] == ends and len(forecasts) == 14
     assert lines[0].y[-1] == pytest.approx(parts[0].predict([16_000.0]).mean[0], abs=1e-6)
