@@ -121,12 +121,6 @@ def test_two_underscores_stand_for_a_dot_and_short_names_are_those_of_the_comman
     assert _configure(given, {"recipe.loss": "gspo"}) == (read_config(None, other), [])
 
 
-def test_every_public_name_can_be_imported():
-    assert len(scalerl.__all__) > 10
-    for name in scalerl.__all__:
-        assert getattr(scalerl, name) is not None
-
-
 @pytest.mark.slow
 def test_a_run_that_starts_in_another_thread_changes_no_bit(lab_model, tmp_path, monkeypatch):
     """The second run waits in the middle of its start until the first has ended."""

@@ -1,17 +1,14 @@
 """docs/extending.md: its functions work with its tables, as written on the page."""
 
-import re
 import subprocess
 import sys
 import textwrap
-import tomllib
 
 import pytest
 import runs
 from doc_pages import blocks
 from tiny_models import tiny_model
 
-from scalerl.core import plugins
 from scalerl.training.config.overrides import parse_config
 from scalerl.training.config.recipe import Custom
 from scalerl.training.engines.testing import check_engine
@@ -37,14 +34,6 @@ def test_the_functions_of_the_page_pass_the_checks_of_a_run(module):
     check_functions(config.recipe)
     rows, _ = custom_rows(config.data[0], held_out=10)
     assert len(rows) == 110
-
-
-def test_the_reward_of_the_page_takes_its_parameter(module):
-    words = ["--data.reward.params" in block for block in blocks(PAGE, "bash")]
-    assert words[0] and "--reward my_functions:length" in blocks(PAGE, "bash")[0]
-    params = tomllib.loads("params = " + re.search(r"params '(\{.*\})'", blocks(PAGE, "bash")[0])[1])["params"]
-    function = plugins.load_function("my_functions:length", "data.reward")
-    assert params == {"limit": 400} and function([], ["a" * 100, "a" * 500], **params) == [0.25, 1.0]
 
 
 def test_the_engine_of_the_page_satisfies_the_contract(module, tmp_path):

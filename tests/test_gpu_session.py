@@ -2,16 +2,12 @@
 
 import json
 import struct
-import subprocess
 import sys
-import threading
 import zipfile
-from types import SimpleNamespace
 
 import pytest
 
 PRINTS = "import json; print(json.dumps({'tokens/s': 1234.5}), flush=True)"
-WAITS = f"{PRINTS}; import signal; signal.pause()"
 MACHINE = {"cpu": "a CPU", "gpu": "NVIDIA H100", "torch": "2.11.0"}
 
 
@@ -82,75 +78,6 @@ def test_a_further_call_goes_on_after_what_is_done_with_the_same_code(session, t
     assert len(json.loads((tmp_path / "out.json").read_text())["parts"]) == 4  # the earlier code's results stay
 
 
-def test_results_are_in_the_file_before_the_part_ends_and_a_part_ends_at_its_limit(session, gpu, monkeypatch, tmp_path):
-    seen, save, written = [], gpu.Session.save, threading.Event()
-
-    def watched(self):
-        save(self)
-        seen.append(json.loads((tmp_path / "out.json").read_text())["parts"][-1])
-        written.set()
-
-    class Limited(subprocess.Popen):
-        """The limit is over when a result has been written."""
-
-        def wait(self, timeout=None):
-            if timeout is None:
-                return super().wait()
-            assert written.wait(60)
-            raise subprocess.TimeoutExpired(self.args, timeout)
-
-    monkeypatch.setattr(gpu.Session, "save", watched)
-    monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": Limited}))
-    found = session(("waits", 60, 60, WAITS, ("GPU",)))["waits"]
-    assert (found["outcome"], found["figures"], found["machine"]) == ("ended after 60 s", {"tokens/s": 1234.5}, MACHINE)
-    assert (seen[0]["outcome"], seen[0]["figures"]) == ("unfinished", {"tokens/s": 1234.5})
-
-
-def test_an_interrupted_part_is_begun_again(session, gpu, monkeypatch):
-    def interrupted(self, words, record, limit_s):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(gpu.Session, "run", interrupted)
-        assert session(("one", 5, 60, PRINTS, ("GPU",)))["one"]["outcome"] == "unfinished"
-    assert "the same command goes on" in session.text
-    assert session(("one", 5, 60, PRINTS, ("GPU",)))["one"]["outcome"] == "done"
-
-
-def test_without_a_gpu_every_part_says_its_estimate_and_what_it_lacks(session, gpu):
-    text = "import os; print('{\"tiny\": ' + os.environ['GPU_SESSION_TINY'] + '}')"
-    found = session(("one", 450, 500, text, ("GPU", "vllm")), there=["trl"])["one"]
-    assert found["rehearsal"] and found["figures"] == {"tiny": 1}
-    assert session.text.splitlines()[-1].endswith(
-        f"done in {found['seconds']:.0f} s; on a GPU about 450 s; lacks: GPU, vllm; tiny 1 |"
-    )
-
-
-def test_another_file_is_not_overwritten(session, tmp_path):
-    (tmp_path / "out.json").write_text("my notes")
-    with pytest.raises(SystemExit, match="not a file of results; give another name with --out"):
-        session(("one", 5, 60, PRINTS, ("GPU",)))
-    assert (tmp_path / "out.json").read_text() == "my notes"
-
-
-def test_a_passed_test_is_left_out_until_it_or_a_module_that_it_imports_changes(gpu, tmp_path):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests/test_a.py").write_text("from scalerl.core import x\nimport helper")
-    (tmp_path / "tests/helper.py").write_text("import scalerl.other")
-    (tmp_path / "scalerl/core").mkdir()
-    for name in ("core/x", "other", "unused"):
-        (tmp_path / f"scalerl/{name}.py").write_text("")
-    read = [str(path.relative_to(tmp_path)) for path in gpu.sources(tmp_path / "tests/test_a.py")]
-    assert read == ["scalerl/core/x.py", "scalerl/other.py", "tests/helper.py", "tests/test_a.py"]
-    state = gpu.digest(gpu.sources(tmp_path / "tests/test_a.py"))
-    results = {"tests": {"tests/test_a.py::test_b": {"gpu": "H100", "digest": state}}}
-    passed = lambda: gpu.Session.passed(SimpleNamespace(results=results))  # noqa: E731
-    (tmp_path / "scalerl/unused.py").write_text("changed = True")
-    assert passed() == ["tests/test_a.py::test_b"]
-    (tmp_path / "scalerl/other.py").write_text("changed = True")
-    assert passed() == []
-
-
 def test_figures_are_those_of_the_steps_after_the_first_and_the_gpu_s_by_phase(gpu):
     steps = [
         {"at": at, "step": i, "step_s": 4.0, "samples": 512, "trainer_idle": 0.25} for i, at in enumerate((10, 14, 18))
@@ -163,19 +90,6 @@ def test_figures_are_those_of_the_steps_after_the_first_and_the_gpu_s_by_phase(g
     assert found["GPU busy, trainer updates"] == pytest.approx(0.9)
     assert found["GPU busy"] == pytest.approx(0.6)
     assert found["peak GB"] == pytest.approx(3000 * 2**20 / 1e9)
-
-
-@pytest.mark.slow
-def test_the_rehearsal_measures_updates_and_whole_steps(benchmark, tmp_path):
-    parts, out = ["updates", "steps 0.6B"], tmp_path / "gpu.json"
-    words = [benchmark("gpu_session").__file__, "--rehearse", "--bundle", "none", "--out", out, "--parts", *parts]
-    text = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
-    found = {one["part"]: one for one in json.loads(out.read_text())["parts"]}
-    assert [found[part]["outcome"] for part in parts] == ["done", "done"], text
-    rates = [found["updates"]["figures"][f"165k, {form}: tokens/s"] for form in ("kept", "recomputed")]
-    assert min(rates) > 0
-    steps = found["steps 0.6B"]["figures"]  # 8 prompts x 8 completions a step
-    assert steps["samples/s"] * steps["step_s"] == pytest.approx(64) and 0 <= steps["trainer_idle"] <= 1
 
 
 # -------------------------------------------------------------------------------------------------------------- bundle
@@ -218,18 +132,3 @@ def test_a_cut_wheel_keeps_the_code_of_its_architecture_and_every_other_byte(ben
             bad.writestr(name, wheel.read(name).replace(sm90, bytes(72)))
     with pytest.raises(bundle.BundleError, match=r"bad\.whl: vllm/a\.so differs in code for sm_90"):
         bundle.check_cut(tmp_path / "whole.whl", tmp_path / "bad.whl", 90)
-
-
-def test_given_packages_are_read_as_pip_freeze_writes_them(benchmark, tmp_path):
-    lines = ["# ours", "torch==2.11.0+cu130", "Typing_Extensions==4.15", "peft", "-e .", "own @ file:///home/own"]
-    (tmp_path / "freeze.txt").write_text("\n".join(lines))
-    found = benchmark("gpu_bundle").read_given(tmp_path / "freeze.txt")
-    assert found == {"torch": "2.11.0", "typing-extensions": "4.15", "peft": "", "own": ""}
-
-
-def test_a_bundle_for_another_python_is_an_error_before_anything_is_installed(benchmark, tmp_path):
-    bundle = benchmark("gpu_bundle")
-    (tmp_path / "bundle.json").write_text('{"python": "3.1"}')
-    with pytest.raises(bundle.BundleError, match=r"is for Python 3\.1, .* is 3\.\d\d; call it with another Python"):
-        bundle.environment(tmp_path, sys.executable, tmp_path / "place")
-    assert not (tmp_path / "place").exists()

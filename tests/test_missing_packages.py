@@ -66,24 +66,10 @@ def base(place, code):
 @pytest.mark.parametrize(
     "words",
     [
-        ["train"],
         ["train", "--steps", "2", "--run-dir", "here"],
         ["resume", "run"],
-        ["eval", "model", "--suite", "rows.jsonl"],
-        ["eval", "model", "--suite", "rows.jsonl", "--engine", "vllm"],
         ["score", "rows.jsonl", "--task", "math"],
-        ["score", "rows.jsonl", "--task", "math", "--json"],
-        ["doctor"],
-        ["doctor", "--json"],
-        ["plan", "--rehearse"],
-        ["study", "loo"],
         ["study", "rates", "-o", "here"],
-        ["study", "resume", "study"],
-        ["score", "rows.jsonl", "--task", "arithmetic"],
-        ["recipes"],
-        ["new", "--model", "model", "--data", "rows.jsonl", "--gpus", "1"],
-        ["plan"],
-        ["upgrade", "run"],
     ],
     ids=" ".join,
 )
@@ -114,20 +100,13 @@ def test_all_names_of_the_package_can_be_imported_without_the_extra_and_training
 
 
 READING = [
-    "fit points.jsonl",
-    "fit points.jsonl --method paper",
-    "fit run --json",
     "forecast run points.jsonl --at 2x --target 0.6",
     "compare run --versus points.jsonl --compute flops",
-    "backtest run",
     "frontier w16 w32 w64 --vary model.width --budget 1e13",
-    pytest.param("design run --budget 1e13 --evaluations 11", marks=pytest.mark.slow),
     pytest.param("design --budget 100 --evaluations 11 --difference 0.1", marks=pytest.mark.slow),
     "import log.csv --metric reward -o imported.jsonl",
     "report run points.jsonl --versus w16 --compute flops",
-    "ls . run",
     "study show simulated",
-    "watch . --port 0",
     "watch log.csv --metric reward --port 0",
     "follow ended --json",
 ]

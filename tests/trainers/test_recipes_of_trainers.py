@@ -157,15 +157,10 @@ python train.py --rollout-batch-size ${BATCH} --n-samples-per-prompt 16 --global
    --rollout-max-response-len 14336 "${GRPO_ARGS[@]}"
 """
 
-SKYRL = """set -x
-: "${N:=5}"
-export LR=5e-7
-uv run -m skyrl.train.entrypoints.main_base \\
-  trainer.algorithm.policy_loss_type="cispo" \\
-  trainer.algorithm.cispo.cispo_eps_clip_high=4.0 trainer.algorithm.cispo.cispo_eps_clip_low=1.0 \\
-  trainer.algorithm.loss_reduction='sequence_mean' \\
-  trainer.policy.optimizer_config.lr=$LR \\
-  trainer.train_batch_size=48 trainer.policy_mini_batch_size=48 generator.n_samples_per_prompt=24
+OPEN_INSTRUCT = """python mason.py -- python open_instruct/grpo_fast.py \\
+    --beta 0.0 --num_unique_prompts_rollout 48 --num_samples_per_prompt_rollout 16 \\
+    --no_resampling_pass_rate 0.875 --async_steps 4 --inflight_updates True --active_sampling \\
+    --advantage_normalization_type standard --response_length 32768 --loss_fn=cispo --clip_higher 4.0
 """
 
 FILES = [
@@ -186,10 +181,10 @@ FILES = [
         "generations": ("16", "-"), "batch": ("--global-batch-size is computed by the script", "-"),
         "aggregation": ("equal weight per completion (default)", "ceiling"),
     }),
-    ("skyrl", "a.sh", SKYRL, {
-        "loss": ("CISPO, ratio capped at 5", "-"), "aggregation": ("equal weight per completion", "ceiling"),
-        "generations": ("24", "neither"), "optimizer": ("lr 5e-7, eps 1e-8, 0 steps of warm-up", "-"),
-        "kl": ("coefficient 0.001 (default)", "-"), "off_policy": ("on-policy", "-"),
+    ("open-instruct", "a.sh", OPEN_INSTRUCT, {
+        "resampling": ("not drawn again from 0.875", "-"), "off_policy": ("asynchronous, 4 batches ahead", "neither"),
+        "zero_variance": ("replaced: active sampling", "-"), "tokens": ("32,768", "ceiling, speed"),
+        "loss": ("CISPO, ratio capped at 5", "-"), "advantage": ("divided by the group's deviation", "neither"),
     }),
 ]  # fmt: skip
 
@@ -326,7 +321,7 @@ def test_what_the_paper_did_not_measure_is_said_so():
         ("a.json", "{", [], "cannot be read as json"),
         ("a.yaml", "a: !!python/object/apply:os.system [ls]", [], "cannot be read as yaml"),
         ("a.ini", "a = 1", [], "ending '.ini'; allowed: .json"),
-        ("training_args.bin", b"PK\x03\x04rest", [], "export the arguments as JSON"),
+        ("training_args.bin", b"\x80\x04rest", [], "to_json_string"),
         ("a.yaml", b"\xff\xfe\x00", [], "not UTF-8"),
         ("a.json", '{"learning_rate": 1e-5, "seed": 1}', [], "without settings of trl, verl"),
         ("a.yaml", VERL, ["--for", "trl"], "without settings of trl, but of verl"),
@@ -339,15 +334,17 @@ def test_a_file_that_is_no_configuration_is_one_line(name, content, words, match
     assert code == 2 and out == "" and text.count("\n") == 1 and match in text and str(path) in text
 
 
-def doubled(count):
-    """Return YAML of a few hundred bytes, with 2 ** count values once its aliases are replaced."""
-    return "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, count))
+def merged(count):
+    """Return YAML whose merge keys double the entries at every line."""
+    return "m0: &m0 {x: 1}\n" + "".join(
+        f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}], k{n}: 1}}\n" for n in range(1, count)
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("a.yaml", doubled(60), "more than 100,000 values"),
+        ("a.yaml", merged(60), "more than 100,000 values"),
         ("a.yaml", "a: &a\n  b: *a\n", "one that contains itself"),
         ("a.yaml", "a: " + "1:" * 20_000 + "1", "a number or date of 40,001 characters"),
         ("a.yaml", "a: [1, {b: 0x" + "f" * 5_000 + "}]", "a whole number of 20,000 bits"),
