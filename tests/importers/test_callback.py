@@ -140,8 +140,8 @@ def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
 
 
 def test_a_condition_on_the_reward_of_training_stops_the_run(tmp_path):
-    callback = ForecastCallback(tmp_path / "p.jsonl", say=lambda text: None).stop_when("falling")
-    assert evaluate(callback, FALLING, "reward") is not None
+    callback = ForecastCallback(tmp_path / "p.jsonl", say=str).stop_when("falling")
+    assert evaluate(callback, [*FALLING, 0.1], "reward") == 220  # looks at 10, 13, 17 and 22 rows
 
 
 def test_a_resumed_run_does_not_overwrite_another_programs_file(tmp_path):
