@@ -311,7 +311,7 @@ def test_a_limit_of_memory_below_what_torch_takes_is_one_line(tmp_path, words, m
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), OSError(12, "Cannot allocate memory")],
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory"), OSError(12, "Cannot allocate memory")],
 )
 def test_a_lack_of_memory_is_one_line_with_the_limit_in_every_command(error, capsys, monkeypatch):
     monkeypatch.setattr("scalerl.cli.recipes.print_recipes", raising(error))

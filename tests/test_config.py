@@ -154,11 +154,6 @@ def test_text_is_what_was_typed_whatever_it_looks_like(text, tmp_path):
     assert written(tmp_path, TWO_TASKS, "--data.lines.name", text).data[1].name == text
 
 
-def test_a_text_in_quotes_is_a_toml_string():
-    for text, value in (('"2024"', "2024"), (r'"a\nb"', "a\nb"), ("'''x'''", "x"), ('"a" "b"', '"a" "b"')):
-        assert read_config(None, ["--recipe.name", text]).recipe.name == value
-
-
 def test_other_fields_are_read_by_their_types():
     for field, text, value in (
         ("columns", "{prompt = 2024, answer = 'a'}", {"prompt": "2024", "answer": "a"}),
@@ -193,12 +188,6 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
     changed = written(tmp_path, TWO_TASKS, "--data.lines.prompts", "300", "--data.arithmetic.share", "1")
     assert changed.data[1].prompts == 300 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
-
-
-def test_several_user_files_start_from_sizes_for_one_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: True)
-    config = written(tmp_path, TWO_FILES, "--model", "m")
-    assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["small"].recipe
 
 
 def test_every_field_is_documented():

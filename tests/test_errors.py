@@ -95,8 +95,3 @@ def test_a_value_out_of_range_is_one_line_in_eval(words, tmp_path, capsys):
     code, out, text = call(capsys, "eval", tmp_path, "--suite", tmp_path / "rows.jsonl", *words)
     assert (code, out) == (2, "") and text.startswith("scalerl: ") and text.count("\n") == 1
     assert "got" in text or "allowed" in text
-
-
-def test_a_value_out_of_range_is_one_line_in_the_arms_of_a_plan(capsys):
-    code, _, text = call(capsys, "study", "rates", "--dry-run", "--recipe.optimizer.learning_rate", "1e20")
-    assert code == 2 and text.startswith("scalerl: ") and text.count("\n") == 1

@@ -122,15 +122,3 @@ def test_a_file_that_takes_more_memory_than_is_free_is_not_begun(tmp_path, monke
     assert f"every 10th: `awk 'NR % 10 == 1' {name} > part{path.suffix}`" in told
     monkeypatch.setattr(machine, "host_memory", lambda: machine.Memory(9e12, 8.0 * size, "this machine"))
     assert main(words) == 0
-
-
-def test_what_a_large_file_takes_is_said_in_gigabytes(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    with path.open("wb") as file:
-        file.truncate(5_000_000_000)
-    monkeypatch.setattr(machine, "host_memory", lambda: machine.Memory(24e9, 22e9, "this machine"))
-    assert files.lack_of_room(path, 3.0) == ""
-    assert files.lack_of_room(path, 6.0) == (
-        f"{path} has 5.0 GB; reading it would take about 30.0 GB of memory, and 22.0 GB are free (this machine); give "
-        "a part of its rows, such as every 10th: `awk 'NR % 10 == 1' metrics.jsonl > part.jsonl`"
-    )

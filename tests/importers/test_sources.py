@@ -67,16 +67,6 @@ def test_settings_printed_over_several_lines_hide_nothing_and_are_no_evaluation(
     assert read(path).metric == "critic/score/mean"
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_verl_without_timers_of_phases_is_compared_with_the_steps_around_an_evaluation(tmp_path, inside):
-    phases = ("timing_s/gen", "timing_s/ref", "timing_s/update_actor")
-    rows = [{n: v for n, v in builders.verl_row(s, inside).items() if n not in phases} for s in builders.STEPS]
-    (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
-    imported = read(path)
-    check(imported, "verl")
-    assert any("subtracted" in note for note in imported.notes) == inside
-
-
 def test_verl_gpus_are_computed_from_the_throughput_and_can_be_overridden(tmp_path):
     (path,) = write(tmp_path, run_log=builders.verl_console())
     assert "8 devices, by perf/throughput" in read(path).axis_origin
@@ -97,15 +87,6 @@ def test_verl_validation_before_training_has_no_compute(tmp_path):
     ]
     (path,) = write(tmp_path, history_csv=builders.as_csv(rows))
     check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
-
-
-def test_prime_rl_steps_start_at_0_and_exclude_evaluation(tmp_path):
-    (path,) = write(tmp_path, metrics_jsonl=builders.prime_rl())
-    imported = read(tmp_path, devices=8)
-    check(imported, "prime-rl")
-    assert imported.metric == "eval/aime/avg@8" and imported.rows[0]["tokens"] == 5 * 4800
-    imported = read(path)
-    assert imported.axis == "tokens" and "give devices= (--devices" in imported.axis_origin
 
 
 @pytest.mark.parametrize("with_times", [True, False])
@@ -153,14 +134,6 @@ def test_an_offline_run_of_wandb_gets_the_way_to_export_it(tmp_path):
         read(tmp_path)
 
 
-def test_a_chart_exported_from_wandb_is_read_without_its_runs_name(tmp_path):
-    lines = ["Step,my-run - val-core/gsm8k/acc/mean@4,my-run - val-core/gsm8k/acc/mean@4__MIN"]
-    lines += [f"{step},{step / 100},{step / 100}" for step in builders.EVALUATED]
-    (path,) = write(tmp_path, chart_csv="\n".join(lines) + "\n")
-    imported = read(path)
-    assert imported.source == "verl" and imported.axis == "step" and len(imported.rows) == 6
-
-
 def test_a_table_keeps_its_columns(tmp_path):
     lines = ["gpu_hours,iteration,acc,se", *(f"{8 * n},{n},{n / 100},0.01" for n in range(6))]
     (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
@@ -206,23 +179,6 @@ def test_hours_of_a_clock_are_multiplied_and_hours_of_devices_are_not(tmp_path, 
         assert log.axis == "device_hours" and log.rows[-1]["device_hours"] == pytest.approx(16.0)
 
 
-def test_the_console_of_prime_rl_is_not_taken_for_trl(tmp_path):
-    """Both print a completion length."""
-    lines = []
-    for step in range(30):
-        lines.append(
-            f"12:00:{step:02d}    INFO [Orchestrator] Step {step} | Time: 40.00s | Reward: {step / 60:.4f} | "
-            f"Seq. Length: 812.3 tokens/sample | Async Level: 1 | Max. Off-Policy Level: 2"
-        )
-        if step % 5 == 0:
-            score = f"Avg@4={step / 50:.4f}, Completion Length: 800.12"
-            lines.append(f"12:00:{step:02d}    INFO [Orchestrator] Evaluated math500 in 33.20s ({score})")
-    (tmp_path / "orchestrator.log").write_text("\n".join(lines) + "\n")
-    log = read(tmp_path / "orchestrator.log", devices=8)
-    assert (log.trainer, log.metric, log.training) == ("prime-rl", "Avg@4", False)
-    assert [row["pass_rate"] for row in log.rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-
-
 @pytest.mark.parametrize(("words", "steps"), [
     (["0k", "2k", "4.5k", "8k", "9k"], [0, 2000, 4500, 8000, 9000]),
     ([f"checkpoint-{step}" for step in (50, 100, 200, 400, 800)], [50, 100, 200, 400, 800]),
@@ -241,6 +197,18 @@ def test_an_evaluation_on_a_benchmark_is_a_score_before_the_reward_of_training(t
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     log = read(tmp_path / "log.jsonl")
     assert (log.metric, log.training, len(log.rows)) == (name, False, 8)
+
+
+def test_evaluations_without_a_step_have_that_of_the_row_before(tmp_path):
+    rows = []
+    for step in range(1, 31):
+        rows.append({"step": step, "reward": step / 100})
+        if step % 5 == 0:
+            rows.append({"eval_accuracy": step / 60})
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, [{"eval_accuracy": 0.0}, *rows])) + "\n")
+    log = read(tmp_path / "log.jsonl")
+    assert [row["step"] for row in log.rows] == [0, 5, 10, 15, 20, 25, 30]
+    assert "take that of the row before" in log.notes[0]
 
 
 def test_one_evaluation_at_step_minus_one_is_the_one_before_training(tmp_path):

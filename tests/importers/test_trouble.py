@@ -117,13 +117,6 @@ def test_of_several_metrics_one_is_chosen_and_the_others_are_offered(tmp_path):
     assert "val-core/gsm8k/acc/mean@4" in refusal(path, metric="val-core/gsm8k/mean@4")
 
 
-def test_rows_of_several_tasks_are_listed_and_one_can_be_chosen(tmp_path):
-    rows = [{"flops": 10.0 * n, "task": task, "pass_rate": n / 10} for n in range(1, 6) for task in ("easy", "hard")]
-    path = save(tmp_path, builders.jsonl(rows), "points.jsonl")
-    assert "2 tasks of pass_rate: easy, hard" in refusal(path)
-    assert [row["flops"] for row in read(path, task="hard").rows] == [10.0, 20.0, 30.0, 40.0, 50.0]
-
-
 @pytest.mark.parametrize(
     ("name", "values", "bounds"),
     [
@@ -159,15 +152,6 @@ def test_damage_is_repaired_with_a_note(tmp_path, damage, expect):
     assert (not expect or any(expect in note for note in imported.notes)) and len(imported.rows) >= 5
     assert imported.rows[4] == {"step": 25, "device_hours": pytest.approx(25 * 8 / 60), "tokens": 120000.0,
                              "pass_rate": 0.25, "task": "gsm8k"}  # fmt: skip
-
-
-def test_evaluations_that_are_nan_are_left_out_and_counted(tmp_path):
-    rows = [{"step": s, "data": builders.verl_row(s)} for s in builders.STEPS]
-    rows[9]["data"]["val-core/gsm8k/acc/mean@4"] = float("nan")
-    imported = read(save(tmp_path, builders.jsonl(rows)))
-    assert [row["step"] for row in imported.rows] == [5, 15, 20, 25, 30] and any(
-        "(NaN) were left out: 1" in n for n in imported.notes
-    )
 
 
 def test_missing_steps_are_noted_with_the_assumption(tmp_path):
@@ -223,15 +207,3 @@ def test_arbitrary_files_give_points_or_a_message(tmp_path_factory, content):
     path = save(tmp_path_factory.mktemp("any"), content)
     with contextlib.suppress(CurveError):
         assert read(path).rows
-
-
-MANY_DIGITS = "9" * 100_000
-
-
-@pytest.mark.parametrize(
-    "line", [f"step:{MANY_DIGITS} - critic/score/mean:0.5", f"Epoch 1/1 Train step {MANY_DIGITS}/100 done."]
-)
-def test_a_number_of_a_hundred_thousand_digits_is_no_step(tmp_path, line):
-    good = "".join(f"step:{step} - critic/score/mean:0.{step + 10}\n" for step in range(1, 20))
-    imported = read(save(tmp_path, f"{line}\n{good}"))
-    assert imported.metric == "critic/score/mean" and len(imported.rows) > 5

@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ import pytest
 from simulated_runs import run
 
 from scalerl.reading.curves import Curve, CurveError, advise, fit, forecast, sigmoid
-from scalerl.reading.curves.advise import climbed
 
 
 def test_a_run_in_full_climb_is_continued():
@@ -68,23 +66,6 @@ def test_go_back_needs_a_fall_at_two_successive_evaluations():
     assert advice.cost.compute == pytest.approx(43 - advice.go_back_to)
     once = advise(fit(fallen([0.5, 0.1])))
     assert once.action != "go back" and math.isnan(once.go_back_to)
-
-
-@pytest.mark.parametrize("made", [run(last=5000.0), fallen([0.2] * 3)])
-def test_every_decision_has_the_same_json_fields_and_is_valid_json(made):
-    values = json.loads(json.dumps(advise(fit(made)).to_dict(), allow_nan=False))
-    assert list(values) == [
-        "action", "gain", "limit", "budget", "cost", "futures", "counted", "go_back_to", "sentence"
-    ]  # fmt: skip
-    assert set(values["cost"]) == {"compute", "axis", "device_hours", "money", "per_point"}
-
-
-def test_little_noise_is_no_evidence_of_a_climb():
-    # noise of 0.0005 around a level: the prior odds of a run that stays are 0.0002, and the points show no climb
-    still = fit(Curve(np.arange(20.0), 0.3 + 0.0005 * np.random.default_rng(1).standard_normal(20)))
-    assert still.posterior.stay_probability <= 0.1 and still.posterior.climb < 0
-    assert not climbed(still)
-    assert climbed(fit(level_after_climb(0.003)))
 
 
 def test_a_metric_with_other_bounds_has_the_same_decision():

@@ -1,5 +1,3 @@
-import json
-import sys
 import tracemalloc
 
 import numpy as np
@@ -36,18 +34,6 @@ def test_fractions_without_points_to_fit_or_predict_are_errors(fractions, messag
         backtest(run(), fractions)
 
 
-def test_a_band_in_parts_has_the_bits_of_the_whole(monkeypatch):
-    curve = run()
-    fitted = fit(curve)
-    compute = np.linspace(0.0, 4.0 * curve.last_compute, 50)
-    whole = fitted.predict(compute, noise=True)
-    of_module = sys.modules["scalerl.reading.curves.fit"]  # not the function `fit`
-    monkeypatch.setattr(of_module, "PREDICTED_TOGETHER", 7)
-    for one, other in zip(whole, fitted.predict(compute, noise=True), strict=True):
-        assert one.tolist() == other.tolist()
-    assert [len(column) for column in fitted.predict([])] == [0] * 5
-
-
 def test_a_backtest_of_many_evaluations_does_not_hold_the_draws_of_all():
     """2,000 draws at each of 24,000 evaluations would take 384 MB in each array, 200 powers of each 38 MB."""
     curve = run(points=30_000)
@@ -79,13 +65,6 @@ def test_scores_of_few_points_have_the_bits_of_a_prediction_at_each():
     after = curve.compute > 0.3 * curve.last_compute
     band = fit(curve.between(most=0.3 * curve.last_compute)).predict(curve.compute[after], noise=True)
     assert result.forecast.rmse == rmse(band.mean - curve.metric[after])
-
-
-def test_the_fit_of_a_split_is_not_in_its_json():
-    made = backtest(run(), fractions=[0.5])
-    (split,) = made.to_dict()["splits"]
-    assert made.splits[0].fit.last_compute == 8000.0 and json.dumps(split)
-    assert set(split) == {"fraction", "shown", "held_out", "identified", "forecast", "baselines"}
 
 
 def test_the_band_of_one_evaluation_holds_nine_in_ten_of_a_long_log():

@@ -20,11 +20,6 @@ def test_device_hours_are_the_axis_unless_another_is_named():
     assert (by_flops.axis, by_flops.last_compute) == ("flops", 6e14)
 
 
-def test_one_compute_column_and_the_pass_rate_are_enough():
-    curve = Curve.from_rows([{"tokens": 0, "pass_rate": 0.1}, {"tokens": 10, "pass_rate": 0.3}])
-    assert (curve.axis, curve.metric.tolist(), curve.stderr) == ("tokens", [0.1, 0.3], None)
-
-
 def test_a_file_a_run_directory_and_a_csv_give_the_same_curve(tmp_path):
     (tmp_path / "points.jsonl").write_text(lines(ROWS))
     (tmp_path / "points.csv").write_text("device_hours,pass_rate\n0.0,0.1\n0.02,0.41\n0.04,0.52\n")

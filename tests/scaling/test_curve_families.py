@@ -7,7 +7,6 @@ from simulated_runs import run
 from scalerl.reading.curves import Curve, Prior, fit, sigmoid
 from scalerl.reading.curves.families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
 from scalerl.reading.curves.law import plain_draws
-from scalerl.reading.curves.posterior import SUSPICIOUS
 from scalerl.reading.curves.sampling import explore, standardized, suspicion
 
 # compute 0, a quarter, a half and the whole of the run
@@ -115,16 +114,3 @@ def test_a_likely_fast_end_is_the_reason_and_its_number_is_a_key():
     assert fitted.posterior.fast_end > 0.5 and not fitted.identified
     assert fitted.to_dict()["fast_end"] == fitted.posterior.fast_end
     assert fit(run()).posterior.fast_end < 1e-3 and fit(run()).identified
-
-
-def test_a_fast_end_widens_intervals_and_leaves_every_mean_as_it_is(monkeypatch):
-    curves = [exponential(0), exponential(1), run(last=4000.0)]
-    with_it = [fit(curve) for curve in curves]
-    monkeypatch.setitem(SUSPICIOUS, FAST_END.name, np.inf)
-    without = [fit(curve) for curve in curves]
-    for one, other in zip(with_it, without, strict=True):
-        at = one.last_compute * np.array([1.0, 2.0, 4.0])
-        assert one.mean(at) == pytest.approx(other.mean(at), rel=1e-12)
-        for name in ("asymptote", "efficiency", "midpoint", "initial"):
-            assert getattr(one, name).mean == pytest.approx(getattr(other, name).mean, rel=1e-12)
-    assert any(one.asymptote.low < other.asymptote.low for one, other in zip(with_it, without, strict=True))

@@ -17,7 +17,6 @@ from scalerl.reading.curves import (
     Curve,
     CurveError,
     Evaluations,
-    compare,
     design,
     designs,
     expected_curve,
@@ -109,21 +108,6 @@ def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs()
     assert np.mean(np.abs(promised.error_W) < 1.645 * promised.sd_W) > 0.8
 
 
-@FEW
-def test_each_way_to_spend_completions_narrows_what_it_can():
-    size, look = Evaluations(26, 200, 4), papers_runs()
-    base = prospect(look, 16_000.0, size)
-    for more in (Evaluations(51, 200, 4), Evaluations(26, 800, 4), Evaluations(26, 200, 16)):
-        assert prospect(look, 16_000.0, more).asymptote_within < base.asymptote_within
-    # four times the prompts halve the difference to other prompts; evaluations and samples do not change it
-    assert prospect(look, 16_000.0, Evaluations(26, 800, 4)).other_prompts_within == pytest.approx(
-        base.other_prompts_within / 2
-    )
-    assert prospect(look, 16_000.0, Evaluations(51, 200, 4)).other_prompts_within == base.other_prompts_within
-    # 1.645 sqrt(0.5 (0.61 x 0.39 + 0.01) / 200) = 0.041, near the end of the climb
-    assert base.other_prompts_within == pytest.approx(0.041, abs=0.001)
-
-
 def test_designs_over_the_same_runs_differ_only_beyond_their_standard_error():
     def designed(sd_W):
         return replace(usual, sd_W=np.array(sd_W))
@@ -160,31 +144,6 @@ def test_the_power_with_known_errors_is_that_of_a_normal_test(seeds, difference)
     assert detection_power(exact(0.0), 0.0122, seeds, difference) == pytest.approx(power, abs=0.02)
     assert detection_power(exact(0.0), 0.0122, seeds, 0.0) == pytest.approx(0.05, abs=0.012)
     assert detection_power(exact(0.02), 0.0122, seeds, difference) < power
-
-
-@pytest.mark.slow
-def test_the_power_is_that_of_compare():
-    rng, expected = np.random.default_rng(3), papers_runs()
-    one = prospect(expected, 16_000.0, Evaluations(51, 1000, 4))
-    promised = detection_power(one, expected.seed_sd, 2, 0.04)
-
-    def side(asymptote):
-        ceilings = asymptote + expected.seed_sd * rng.standard_normal(2)
-        compute = np.linspace(0.0, 16_000.0, 51)
-        levels = [sigmoid(compute, ceiling, 1.92, 2542.0, 0.2) for ceiling in ceilings]
-        return [Curve(compute, rng.binomial(8000, level) / 8000) for level in levels]
-
-    higher = [compare(side(0.65), side(0.61)).verdict == "higher ceiling" for _ in range(25)]
-    assert np.mean(higher) == pytest.approx(promised, abs=0.2)
-
-
-@pytest.mark.slow
-@FEW
-def test_a_number_that_is_not_enough_is_compared_with_one_that_is_and_enough_is_kept():
-    low = design(expected_curve(16_000.0), 16_000.0, count=11, prompts=200)
-    assert low.sentence.startswith("Plan 101 evaluations") and low.alternatives["as asked"].evaluations.count == 11
-    kept = design(expected_curve(16_000.0), 16_000.0, count=61, prompts=400)
-    assert kept.sentence.startswith("Keep 61 evaluations") and "as asked" not in kept.alternatives
 
 
 @FEW

@@ -2,14 +2,8 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.reading.curves import Curve, CurveError, Prior, fit, paper_fit, sigmoid
+from scalerl.reading.curves import Curve, CurveError, Prior, fit, sigmoid
 from scalerl.reading.curves.sampling import least_midpoint
-
-
-def test_the_posterior_and_the_papers_procedure_agree_on_a_well_measured_run():
-    fitted, best = fit(run(noise=0.002)), paper_fit(run(noise=0.002))
-    assert [round(fitted.asymptote.mean, 2), round(best.asymptote, 2)] == [0.61, 0.61]
-    assert [fitted.efficiency.mean, best.efficiency] == pytest.approx([1.92] * 2, abs=0.1)
 
 
 def test_an_early_ceiling_is_not_identified():
@@ -50,12 +44,6 @@ def test_early_points_can_be_left_out():
     spoiled = Curve(curve.compute, metric)
     assert fit(spoiled).efficiency.mean < 1.2
     assert fit(spoiled, exclude_below=1900).efficiency.mean == pytest.approx(1.92, abs=0.1)
-
-
-def test_repairs_of_the_curve_appear_among_the_warnings():
-    curve = run()
-    shuffled = Curve(curve.compute[::-1], curve.metric[::-1])
-    assert "rows were not in order of compute and were sorted" in fit(shuffled).warnings
 
 
 def test_a_million_rows_are_averaged_with_a_warning_and_fitted_in_seconds():

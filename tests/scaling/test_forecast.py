@@ -46,12 +46,6 @@ def test_a_target_above_the_ceiling_is_never_reached(exact):
     assert str(target).startswith("never to never")
 
 
-def test_each_estimate_has_its_baselines(exact):
-    answer = forecast(exact, at=[60.0, "4x"])
-    assert set(answer.baselines) == {"last value", "linear in log compute", "power law"}
-    assert answer.baselines["last value"] == pytest.approx((0.55, 0.55), abs=1e-4)
-
-
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.1), last=st.floats(1e3, 1e5))
 def test_forecasts_stay_within_bounds_and_fall_only_as_an_excursion_ends(seed, noise, last):
@@ -90,16 +84,3 @@ def test_a_curve_at_the_bound_says_that_nothing_is_left_to_gain():
     full = Curve(np.arange(20.0), np.minimum(0.3 + 0.1 * np.arange(20.0), 1.0))
     assert "the metric's bound of 1" in str(forecast(fit(full)))
     assert "bound of" not in str(forecast(fit(run())))
-
-
-def test_a_forecast_below_the_present_level_is_explained():
-    compute, seen = np.arange(41.0), []
-    for seed in range(8):
-        rng, noise = np.random.default_rng(seed), np.zeros(41)
-        for i in range(1, 41):
-            noise[i] = 0.8 * noise[i - 1] + 0.01 * rng.standard_normal()
-        ahead = forecast(fit(Curve(compute, sigmoid(compute, 0.6, 3.0, 2.0, 0.1) + noise)))
-        below = min(each.mean for each in ahead.at) < ahead.now.mean - 5e-4
-        assert ("is below the present level: the last evaluations are above the curve" in str(ahead)) == below
-        seen.append(below)
-    assert set(seen) == {True, False}

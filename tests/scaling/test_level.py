@@ -39,15 +39,6 @@ def test_the_evidence_is_the_integral_over_level_and_noise():
     assert level_posterior(y, 0.0).log_evidence + np.log(0.5) == pytest.approx(np.log(total), abs=0.02)
 
 
-def test_noise_gives_the_mean_and_a_fall_the_last_level():
-    rng = np.random.default_rng(0)
-    noise = 0.5 + 0.05 * rng.standard_normal(40)
-    steady = level_posterior(noise, 1e-9)
-    assert steady.weight_X @ steady.level_X == pytest.approx(noise.mean(), abs=0.03)
-    fallen = level_posterior(np.append(noise[:30], noise[30:] - 0.4), 1e-9)
-    assert fallen.weight_X @ fallen.level_X == pytest.approx((noise[30:] - 0.4).mean(), abs=0.08)
-
-
 def test_draws_have_the_moments_of_the_posterior():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     level = level_posterior(y, 0.0)
@@ -160,10 +151,3 @@ def test_a_step_far_outside_the_noise_gives_the_new_level_and_leaves_the_noise(s
     assert 0.004 < np.median(draws.noise_sd) < 0.014
     assert np.median(of_walk.noise_sd) > 0.02  # the walk has no other place for the step
     assert changed.path_N[[0, 10, -1]] == pytest.approx([0.7, 0.7, 0.2], abs=0.02)
-
-
-def test_a_level_without_a_step_is_that_of_the_walk():
-    y = 0.5 + 0.02 * np.random.default_rng(2).standard_normal(40)
-    changed, walk = level_after_change(y, 1e-9, 10), level_posterior(y, 1e-9)
-    assert changed.weight_X @ changed.level_X == pytest.approx(walk.weight_X @ walk.level_X, abs=0.01)
-    assert changed.weight_X[:8].sum() > 0.5

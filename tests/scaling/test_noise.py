@@ -51,10 +51,6 @@ def test_scatter_beyond_the_standard_errors_is_equal_for_all_points():
     assert relative_noise(with_errors(rough, stderr)) == pytest.approx(np.ones(12), abs=0.01)
 
 
-def test_a_missing_standard_error_is_replaced_by_the_median():
-    assert relative_noise(with_errors(np.full(5, 0.5), [0.01, 0.01, np.nan, 0.01, 0.01])) is None
-
-
 def plateau_at_08(num_points, seed, answers=None):
     """A rise from 0.2 to a plateau at 0.8; a share of answers, or with a noise of 0.04."""
     compute, rng = np.arange(1.0, num_points + 1) / num_points, np.random.default_rng(seed)
@@ -62,14 +58,6 @@ def plateau_at_08(num_points, seed, answers=None):
     if answers is not None:
         return compute, rng.binomial(answers, level) / answers
     return compute, np.clip(level + 0.04 * rng.standard_normal(num_points), 0, 1)
-
-
-def test_true_standard_errors_move_the_forecast_as_little_as_those_of_another_size():
-    compute, metric = plateau_at_08(20, seed=0)
-    without = fit(Curve(compute, metric)).predict([2.0])
-    for error in (0.04, 0.01):
-        told = fit(Curve(compute, metric, stderr=np.full(20, error))).predict([2.0])
-        assert (told.mean, told.low, told.high) == (without.mean, without.low, without.high)
 
 
 @pytest.mark.parametrize("num_points", [20, 80])

@@ -11,9 +11,8 @@ from simulated_runs import run
 from simulated_study import Truth, write_study
 
 from scalerl.cli.plan import next_gains
-from scalerl.reading.curves import Curve, CurveError, Fit, advise, compare, fit, frontier, frontiers
-from scalerl.reading.curves.frontiers import NextRun
-from scalerl.reading.curves.price import Cost, next_gain
+from scalerl.reading.curves import Curve, CurveError, Fit, advise, compare, fit, frontier
+from scalerl.reading.curves.price import next_gain
 from scalerl.reading.curves.units import number_text
 from scalerl.reading.pages.page import study_page
 from scalerl.reading.pages.study import study_results
@@ -67,16 +66,6 @@ def test_a_frontier_says_what_twice_the_budget_gains_and_what_the_next_run_costs
     assert frontier(curves, settings, 20_000.0).next_gain.gain == ahead.gain
 
 
-def test_a_proposed_run_that_is_shorter_than_one_of_its_setting_is_called_another(monkeypatch):
-    curves, settings = grid()
-    last = curves[1].last_compute
-    free = Cost(last / 2, "device_hours", 0.0, 0.0, 0.0)
-    monkeypatch.setattr(frontiers, "next_run", lambda *args: NextRun({"size": 2}, last / 2, 0.01, free))
-    found = frontier(curves, settings, 20_000.0)
-    assert found.next_run.reached == last
-    assert re.search(r"Run next: another run of size 2 to 8000 .*, though one went to 1.6e\+04; it raises", str(found))
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     return write_study(
@@ -127,15 +116,6 @@ def test_a_price_that_is_no_positive_number_is_an_error_everywhere(price, messag
     ):
         with pytest.raises(CurveError, match=re.escape(message)):
             call_it()
-
-
-def test_the_commands_give_one_line_about_a_price(capsys, tmp_path, study):
-    points = tmp_path / "points.jsonl"
-    rows = zip(run().compute.tolist(), run().metric.tolist(), strict=True)
-    points.write_text("".join(json.dumps({"device_hours": c, "pass_rate": m}) + "\n" for c, m in rows))
-    for words in (["compare", points, "--versus", points], ["study", "show", study], PLAN):
-        code, out, error = call(capsys, *words, "--price", "-1")
-        assert code == 2 and error.count("\n") == 1 and "price" in error, (words, out, error)
 
 
 def test_a_price_without_device_hours_is_an_error_everywhere():

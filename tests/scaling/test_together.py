@@ -7,7 +7,7 @@ import pytest
 from commands import call
 from simulated_runs import run, write
 
-from scalerl.reading.curves import Curve, CurveError, advise, compare, fit, fit_together, forecast, sigmoid
+from scalerl.reading.curves import Curve, CurveError, fit, fit_together, sigmoid
 from scalerl.reading.curves.together import SHARED, UNLIKE, walk
 
 SEEDS, STRANGERS = (0.06, 0.15, 0.1), (1.0, 1.5, 0.5)
@@ -68,20 +68,6 @@ def test_a_young_run_shrinks_toward_finished_ones_which_hardly_move():
         assert abs(f.asymptote.mean - fit(one).asymptote.mean) < 0.005
     assert both.asymptote.low < 0.61 < both.asymptote.high and both.efficiency.low < 1.92 < both.efficiency.high
     assert both.midpoint.low < 2542 < both.midpoint.high
-
-
-@pytest.mark.slow
-def test_the_fits_are_used_like_single_ones_and_the_order_of_the_runs_only_permutes_them():
-    runs = [run(last=6000.0, seed=seed) for seed in range(3)]
-    both, turned = fit_together(runs), fit_together(runs[::-1])
-    assert [f.asymptote.mean for f in both.fits] == pytest.approx(
-        [f.asymptote.mean for f in turned.fits[::-1]], abs=4e-3
-    )
-    f = both.fits[0]
-    assert len(f.draws) == len(fit(runs[0]).draws) and advise(f).action in ("continue", "stop")
-    assert forecast(f).at[0].compute == 12_000.0 and compare(both.fits[:2], both.fits[2:]).sentence
-    assert fit_together(runs).to_dict() == both.to_dict()  # the same draws every time
-    assert f.noise_sd == pytest.approx(fit(runs[0]).noise_sd, rel=0.2)
 
 
 def test_runs_with_standard_errors_and_other_bounds_can_be_fitted_together():

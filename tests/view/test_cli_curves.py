@@ -93,24 +93,6 @@ def test_a_closed_pipe_is_not_an_error(points):
     assert done.stdout == "[\n" and done.stderr == ""
 
 
-def test_the_commands_load_no_torch(tmp_path, points):
-    other, table = write(tmp_path / "other.jsonl", curve(seed=1)), tmp_path / "sizes.csv"
-    table.write_text(f"run,size\n{points},1\n{other},2\n")
-    commands = [
-        ["fit", points], ["forecast", points], ["compare", points, "--versus", points], ["backtest", points],
-        ["report", points, "-o", tmp_path / "page.html"],
-        ["frontier", points, other, "--vary", "size", "--settings", table, "--budget", 1e4, "-o", tmp_path / "f.html"],
-    ]  # fmt: skip
-    code = (
-        "import sys, json; from scalerl.cli import main\n"
-        "assert all(main(words) == 0 for words in json.loads(sys.argv[1]))\n"
-        "found = {'torch', 'transformers', 'pandas'} & set(sys.modules); assert not found, found"
-    )
-    pytest.importorskip("plotly")
-    words = json.dumps([[str(word) for word in command] for command in commands])
-    subprocess.run([sys.executable, "-c", code, words], check=True, capture_output=True)
-
-
 def test_runs_get_their_shortest_unique_names(tmp_path):
     from scalerl.reading.pages.outlook import read_sources
 
@@ -153,20 +135,6 @@ def test_a_reading_command_changes_nothing_in_a_run(tmp_path, capsys, words):
     assert state() == before
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["fit", "LOG", "--min-gain", "nan"],
-        ["backtest", "LOG", "--fractions", "0.3", "nan"],
-        ["follow", "LOG", "--every", "inf"],
-    ],
-)
-def test_nan_is_no_number(capsys, points, words):
-    with pytest.raises(SystemExit, match="2"):
-        call(capsys, *(str(points) if word == "LOG" else word for word in words))
-    assert "allowed: a number" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("columns", [("step", "tokens"), ("flops", "compute")])
 def test_the_axis_that_is_printed_is_the_axis_that_is_fitted(tmp_path, capsys, columns):
     """Of several compute columns the log's reader took one and the fit another."""
@@ -182,14 +150,6 @@ def test_the_axis_that_is_printed_is_the_axis_that_is_fitted(tmp_path, capsys, c
         == next(a for a in ("flops", "tokens", "compute", "step") if a in columns)
     )
     assert values["last_compute"] == 8 * scale[values["axis"]]
-
-
-def test_a_report_has_the_price_that_a_fit_has(tmp_path, capsys):
-    path = write(tmp_path / "one.jsonl", curve())
-    code, out, error = call(capsys, "report", path, "-o", tmp_path / "one.html", "--price", 2.5, "--min-gain", 0.03)
-    assert code == 0, error
-    advice = answer(capsys, "fit", path, "--price", 2.5, "--min-gain", 0.03)["advice"]
-    assert "$" in advice["sentence"] and "0.03 you ask for" in advice["sentence"] and advice["sentence"] in out
 
 
 def test_a_report_has_the_lead_at_the_compute_that_compare_has(tmp_path, capsys, sides):

@@ -1,25 +1,20 @@
 """The figures show the numbers of the fits, and name the points that they leave out."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
 from scalerl.reading.curves import Curve, compare, fit
 from scalerl.reading.curves.comparison import recipe_ceilings
-from scalerl.reading.pages.analysis import Slope, analyze, common_unit, sides_of, slope_at
+from scalerl.reading.pages.analysis import Slope, analyze, sides_of, slope_at
 from scalerl.reading.pages.drawing import plot
 from scalerl.reading.pages.figure import Points, to_plotly
-from scalerl.reading.pages.frozen import asset
 from scalerl.reading.pages.outlook import Source, read_sources
 from scalerl.reading.pages.page_figures import FIGURES, metric_name, straight_lines, without_level, young_figure
-from scalerl.reading.pages.palette import DARK, LIGHT
-from scalerl.reading.pages.papers import COLUMN
 
 
 def analysis(*curves):
@@ -54,22 +49,6 @@ def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
-@pytest.mark.parametrize(
-    ("scale", "axis", "factor", "unit"),
-    [("log", "flops", 6.2e9, "TFLOP"), ("linear", "tokens", 1e6, "billion tokens"), ("log", "step", 1.0, "steps")],
-)
-def test_ticks_are_amounts_as_people_say_them_without_an_offset(scale, axis, factor, unit):
-    made = curve()
-    figure = Figure(figsize=(COLUMN, 2.4), layout="constrained")
-    axes = figure.subplots()
-    plot(fit(Curve(made.compute * factor, made.metric, axis=axis)), axes, scale=scale)
-    figure.draw_without_rendering()
-    low, high = axes.get_xlim()
-    ticks = [text.get_text() for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high]
-    assert f"({unit}" in axes.get_xlabel() and axes.xaxis.get_offset_text().get_text() == ""
-    assert len(ticks) >= 2 and all(re.fullmatch(r"[\d.,]+", tick) and len(tick) <= 7 for tick in ticks), ticks
-
-
 def test_the_axis_of_the_metric_has_the_name_that_a_log_gives_it(axes):
     made = curve()
     rows = [{"global_step": int(c), "val_accuracy": m} for c, m in zip(made.compute, made.metric.tolist(), strict=True)]
@@ -78,36 +57,6 @@ def test_the_axis_of_the_metric_has_the_name_that_a_log_gives_it(axes):
     assert axes.get_ylabel() == "val_accuracy" and source.curve.first(10).metric_name == "val_accuracy"
     assert metric_name(made) == "held-out pass rate" and metric_name(replace(made, bounds=(-1, 1))) == "held-out metric"
     assert metric_name(replace(made, training=True, metric_name="reward")) == "reward (training reward)"
-
-
-@pytest.mark.parametrize(("width", "scale"), [(COLUMN, "log"), (8.0, "linear")])
-def test_nothing_is_cut_and_the_legend_is_above_the_axes(width, scale):
-    figure = Figure(figsize=(width, 0.75 * width), dpi=100, layout="constrained")
-    axes = figure.subplots()
-    note = "12% of the reference answers are wrong on purpose, and the metric is the mean of three tasks"
-    made = replace(curve(noise=0.01), stderr=np.full(41, 0.01), label="scalerl-arithmetic-of-two-digits", prompts=256)
-    plot(fit(made), axes, note=note, scale=scale)
-    plot(fit(curve(asymptote=0.5, seed=1)), axes, note=note, scale=scale)
-    figure.draw_without_rendering()
-    box, renderer = figure.bbox, FigureCanvasAgg(figure).get_renderer()
-    for text in [*axes.texts, axes.get_legend().get_title(), *axes.get_legend().get_texts(), axes.xaxis.label]:
-        if not text.get_text():
-            continue
-        place = text.get_window_extent(renderer)
-        assert place.x0 >= -1 and place.x1 <= box.x1 + 1 and place.y1 <= box.y1 + 1, text
-    legend_box = axes.get_legend().get_window_extent(renderer)
-    assert legend_box.y0 >= axes.bbox.y1 - 2
-
-
-def test_the_colors_are_those_of_the_pages():
-    css = asset("page.css")
-    light, dark = css.split("@media (prefers-color-scheme: dark)")[:2]
-    for palette, text in ((LIGHT, light), (DARK, dark)):
-        for number, color in enumerate(palette.series):
-            assert f"--s{number}: {color};" in text
-        assert f"--paper: {palette.paper};" in text and f"--ink: {palette.ink};" in text
-        assert f"--muted: {palette.muted};" in text and f"--line: {palette.rule};" in text
-    assert LIGHT.color("@s1/0.25") == ("#c8641e", 0.25) and DARK.color("@ink") == ("#e8eaed", 1.0)
 
 
 def test_f_is_compute_to_the_power_b():
@@ -145,13 +94,6 @@ def test_runs_become_lines_whose_slopes_are_their_b():
     both = straight_lines(slopes, 1.0, "@s0")[0]
     steepness = np.diff(np.log(both.y)) / np.diff(np.log(both.x))
     assert steepness[0] == pytest.approx(np.sqrt(slopes[0].efficiency * slopes[1].efficiency), rel=1e-4)
-
-
-def test_lines_of_runs_pass_near_each_other_in_the_common_unit():
-    slopes = [slope_at(curve(efficiency=b, midpoint=c), 0.61) for b, c in ((1.5, 2000.0), (2.6, 3200.0))]
-    unit = common_unit(slopes)
-    assert unit == pytest.approx(np.sqrt(2000 * 3200), rel=0.03)
-    assert all(slope.line(unit, unit) == 1 for slope in slopes)
 
 
 @pytest.fixture(scope="module")

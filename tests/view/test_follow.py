@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from watched import METRICS as ROW
 from watched import add_event, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
@@ -78,11 +77,6 @@ def test_buckets_keep_minimum_mean_and_maximum():
     }  # fmt: skip
 
 
-def test_every_metric_has_a_meaning():
-    assert len(METRICS) > 30 and all(metric.label and metric.meaning for metric in METRICS.values())
-    assert set(METRICS) == {*ROW, "device_hours", "flops", "tokens"}
-
-
 def test_values_beyond_the_thresholds_have_a_level():
     levels = [alarm_level(METRICS["truncation_rate"], value) for value in (0.05, 0.06, 0.11)]
     assert levels == ["", "caution", "bad"]
@@ -147,16 +141,6 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
     for wrong in ({"kind": "all"}, {"step": "ten"}, {"passed": "perhaps"}):
         with pytest.raises(ValueError):
             index.find(wrong)
-
-
-def test_a_list_of_rollouts_shows_the_question_and_not_the_template_around_it(tmp_path):
-    run = write_run(tmp_path / "run")
-    text = f"<|system|>{'Think first. ' * 50}<|user|>What is 23 * 7?<|assistant|>{'Let us think. ' * 50}"
-    rows = [rollout(10, 0, prompt=text, question="What is 23 * 7?"), rollout(10, 1, question="Why " * 100)]
-    add_rollouts(run, rows)
-    shown = RolloutIndex(run).find({"kind": "training"})["rows"]
-    assert shown[0]["question"] == "What is 23 * 7?" and shown[1]["question"].startswith("Why Why")
-    assert len(shown[1]["question"]) == 160 and "prompt" not in shown[0]
 
 
 def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):

@@ -123,15 +123,3 @@ def test_wrong_options_are_found_before_anything_is_read(tmp_path, capsys, words
 def test_standard_input_gets_the_way_to_follow_it(capsys):
     code, _, err = call(capsys, "follow", "-")
     assert code == 2 and "tee run.log" in err
-
-
-def test_a_log_with_several_runs_gets_the_command_to_type_which_works(tmp_path, monkeypatch, capsys):
-    rows = [{"step": s, "seed": seed, "eval/accuracy": level(s)} for s in range(1, 20) for seed in (1, 2)]
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = call(capsys, "follow", path)
-    words = err.split("type: scalerl ")[1].split()
-    assert code == 2
-    meanwhile(monkeypatch)
-    code, out, _ = call(capsys, *words)
-    assert code == 130 and "eval/accuracy" in out

@@ -9,7 +9,6 @@ from watched import add_points, write_run
 
 from scalerl.core.status import Heartbeat
 from scalerl.reading.curves import CurveError
-from scalerl.reading.logs import growing
 from scalerl.reading.pages.following import FollowedLog, Reading
 from scalerl.reading.tables.lines import Console
 
@@ -102,25 +101,6 @@ def test_lines_that_are_parsed_together_give_the_rows_of_lines_that_are_parsed_a
         assert all((one == other).all() for one, other in zip(table.cells[name], expected.cells[name], strict=True))
 
 
-def test_a_number_cut_at_the_end_of_a_table_of_points_is_no_point(tmp_path):
-    path = tmp_path / "points.csv"
-    append(path, "step,pass_rate\n" + "".join(f"{step},{level(step):.4f}\n" for step in range(10, 90, 10)) + "90,0.6")
-    log = FollowedLog(path)
-    log.look()
-    assert len(log.source.curve) == 8
-    append(path, "543\n")
-    assert kinds(log) == ["forecast"] and log.source.curve.metric[-1] == 0.6543
-
-
-def test_a_log_that_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
-    path = tmp_path / "run.jsonl"
-    append(path, lines(1, 100))
-    log = FollowedLog(path, EIGHT, every_s=0.5)
-    monkeypatch.setattr(growing, "REST", 1e9)
-    log.look()
-    assert log.rest_s > 1e4 and not log.due()
-
-
 def test_a_rotated_log_continues_its_curve_and_a_new_run_replaces_it(tmp_path):
     path = tmp_path / "run.jsonl"
     append(path, lines(1, 40))
@@ -163,24 +143,6 @@ def test_binary_data_ends_the_command_unless_it_comes_later(tmp_path):
     log.look()
     path.write_bytes(content)
     assert kinds(log) == ["problem"] and values(log) == 20
-
-
-def test_a_choice_that_no_row_can_make_is_asked_at_once(tmp_path):
-    path = tmp_path / "run.jsonl"
-    rows = [{**row(step), "seed": seed} for step in range(1, 30) for seed in (1, 2)]
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    with pytest.raises(CurveError, match="2 runs"):
-        FollowedLog(path, EIGHT).look()
-
-
-def test_a_metric_that_is_not_there_yet_is_waited_for(tmp_path):
-    path = tmp_path / "run.jsonl"
-    append(path, lines(1, 30))
-    log = FollowedLog(path, Reading({"metric": "eval/accuracy", "devices": 8.0}))
-    assert kinds(log) == ["waiting"] and "eval/accuracy" in log.detail
-    rows = [{"step": step, "eval/accuracy": level(step)} for step in range(5, 31, 5)]
-    append(path, "".join(json.dumps(one) + "\n" for one in rows))
-    assert kinds(log) == ["forecast"]
 
 
 def test_a_compressed_log_that_is_still_written_is_waited_for(tmp_path):

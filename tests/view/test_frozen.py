@@ -7,9 +7,8 @@ import pytest
 from browser import opened_page
 from commands import call
 from serving import ask, first_event, served
-from watched import HOSTILE, add_steps, write_run
+from watched import add_steps, write_run
 
-from scalerl.reading.pages.analysis import analyze
 from scalerl.reading.pages.page import page, run_page
 from scalerl.reading.pages.run import FollowedRun
 
@@ -95,19 +94,3 @@ def test_a_run_without_a_forecast_has_its_points_and_the_reason(tmp_path):
     (figure,) = blocks["figures"]["figures"]
     assert figure["name"] == "curves" and len(figure["data"]) == 1 and len(figure["data"][0]["x"]) == 3
     assert "table" not in blocks
-
-
-def test_each_task_of_a_run_has_its_cards_and_figures(tmp_path):
-    run = write_run(tmp_path / "two", rows=20, points=12)
-    lines = (run / "points.jsonl").read_text()
-    with (run / "points.jsonl").open("a") as file:
-        file.write(lines.replace('"arithmetic"', '"programs"'))
-    followed = FollowedRun(run, HOSTILE)
-    made = page(followed, {task: analyze([followed.source(task)]) for task in followed.tasks})
-    blocks = {block["kind"]: block for block in made["blocks"]}
-    titles = [card["title"] for card in blocks["cards"]["cards"]]
-    titled = [titles.count(f"Ceiling of this climb of {task}") for task in ("arithmetic", "programs")]
-    assert titled == [1, 1]
-    names = [figure["name"] for figure in blocks["figures"]["figures"]]
-    assert len(set(names)) == len(names) and {"curves", "curves-1"} <= set(names)
-    assert [row[0]["text"] for row in blocks["table"]["rows"]] == [HOSTILE, HOSTILE] and made["title"] == HOSTILE

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from contextlib import ExitStack
 
 import pytest
@@ -115,33 +114,6 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
     assert tab.locator(".tile.bad .label").all_inner_texts() == ["Truncated"]
 
 
-def test_zooming_into_a_metric_loads_the_visible_steps_at_full_resolution(live, tab, place):
-    add_steps(write_run(place / "runs/long", steps=9999), range(1, 2001))
-    held = []
-    tab.route("**/plotly.js", lambda request: held.append(request))
-    tab.reload()
-    live.until("[...document.querySelectorAll('table.runs a')].some((link) => link.textContent === 'long')")
-    tab.get_by_role("link", name="long", exact=True).click()
-    tab.wait_for_selector(".tile")
-    open_groups(tab)
-    tab.locator(".tile[data-large=loss]").click()
-    tab.wait_for_selector("dialog[open]")
-    while not held:
-        tab.wait_for_timeout(20)
-    held[0].continue_()  # plotly arrives after the dialog has opened
-    tab.unroute("**/plotly.js")
-    tab.wait_for_selector("dialog[open] .main-svg")
-    shown = "document.querySelector('dialog .plot').data.at(-1).x"
-    assert tab.evaluate(f"{shown}.length") == 400  # of 2,000 steps
-    zoom = "{'xaxis.range[0]': 100, 'xaxis.range[1]': 200}"  # the event of a pointer drag
-    tab.evaluate(f"Plotly.relayout(document.querySelector('dialog .plot'), {zoom})")
-    live.until(f"{shown}.length === 103 && {shown}[0] === 99 && {shown}.at(-1) === 201")
-    shutil.rmtree(place / "runs/long")
-    tab.keyboard.press("Escape")
-    tab.goto(live.address + "#/")
-    live.until("document.querySelectorAll('table.runs tbody tr').length === 3")
-
-
 def test_lists_and_metrics_are_used_by_keyboard_with_visible_focus(tab):
     tab.locator("table.runs a").first.focus()
     tab.keyboard.press("ArrowDown")
@@ -204,23 +176,6 @@ def test_hostile_names_and_texts_stay_text(tab):
         assert HOSTILE in tab.locator(".rollout.this .text").inner_text()
         assert tab.locator(".text.prompt").inner_text() == HOSTILE == tab.locator(".answer").inner_text()
     assert tab.locator("main img, main script").count() == 0
-
-
-def test_runs_and_their_configurations_are_compared(live, tab):
-    for name in ("one", NAME):
-        row(tab, name).get_by_role("checkbox").check()
-    tab.get_by_role("link", name="Compare 2 runs").click()
-    tab.wait_for_selector("#plot-curves .main-svg")
-    tab.wait_for_selector("#plot-metrics .main-svg")
-    assert (
-        tab.evaluate("new Set(document.getElementById('plot-curves').data.map((trace) => trace.legendgroup)).size") == 2
-    )
-    differing = tab.locator("section").filter(has=tab.get_by_role("heading", name="Differences"))
-    assert sorted(differing.locator("tbody td").all_inner_texts()) == ["400", "500"]
-    tab.get_by_label("Metric", exact=True).select_option("learning: Entropy")
-    live.until("document.getElementById('plot-metrics').layout.yaxis.title.text === 'Entropy (nats)'")
-    assert tab.get_by_label("Metric", exact=True).input_value() == "learning: Entropy"
-    assert tab.locator("main img").count() == 0
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])

@@ -58,20 +58,6 @@ def test_the_page_shows_the_forecast_in_the_units_of_the_metric_and_what_was_rea
     assert "scalerl follow" not in texts(page_of(log))  # there is nothing left to follow
 
 
-def test_the_page_says_how_far_the_conditions_are(tmp_path):
-    path = tmp_path / "run.jsonl"
-    log = FollowedLog(path, EIGHT, rules=[stop_rule("falling"), stop_rule("ceiling identified")])
-    log.look_again()
-    assert "'falling' does not hold: fewer than 5 evaluations" in texts(page_of(log))
-    append(path, wide(1, 80))
-    log.look()
-    (card,) = [
-        card for block in page_of(log)["blocks"] if block["kind"] == "cards" for card in block["cards"]
-        if card["title"] == "What follow waits for"
-    ]  # fmt: skip
-    assert len(card["lines"]) == 2 and "below its best" in card["lines"][0] and "ceiling" in card["lines"][1]
-
-
 def test_a_young_log_shows_its_points_and_a_log_that_cannot_be_read_says_why(tmp_path):
     path = tmp_path / "run.jsonl"
     log = FollowedLog(path, EIGHT)
@@ -148,3 +134,17 @@ def test_the_page_of_the_only_log_opens_at_once_is_readable_and_draws_all_of_its
         page.tab.get_by_role("link", name="All runs").click()
         page.until("document.body.textContent.includes('Logs')")
         page.check_quiet(address.partition("?")[0])
+
+
+def test_the_page_says_how_far_the_conditions_are(tmp_path):
+    path = tmp_path / "run.jsonl"
+    log = FollowedLog(path, EIGHT, rules=[stop_rule("falling"), stop_rule("ceiling identified")])
+    log.look_again()
+    assert "'falling' does not hold: fewer than 5 evaluations" in texts(page_of(log))
+    append(path, wide(1, 80))
+    log.look()
+    (card,) = [
+        card for block in page_of(log)["blocks"] if block["kind"] == "cards" for card in block["cards"]
+        if card["title"] == "What follow waits for"
+    ]  # fmt: skip
+    assert len(card["lines"]) == 2 and "below its best" in card["lines"][0] and "ceiling" in card["lines"][1]

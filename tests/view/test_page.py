@@ -124,11 +124,6 @@ def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files
     assert "Recipe" not in block(made, "table")["columns"]
 
 
-def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
-    assert "theirs-short" not in FIGURES["backtests"](studied).choices["Run"]
-    assert FIGURES["backtests"](analyze(read_sources(files[1][1:]))) is None
-
-
 def test_a_run_that_only_falls_has_a_page(tmp_path):
     falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
     analysis = analyze(read_sources([write(tmp_path / "falling.jsonl", falling)]))
@@ -147,19 +142,6 @@ def test_the_figures_draw_without_console_messages(opened):
     assert [name for name, _, _ in shown] == [f"plot-{name}" for name in FIGURES if name != "suites"]
     assert all(paths > 5 and height > 200 for _, paths, height in shown), shown
     opened.check_quiet()
-
-
-@pytest.mark.slow
-def test_the_compute_axis_and_the_run_of_the_backtest_can_be_chosen(opened):
-    kind = "document.getElementById('plot-curves')._fullLayout.xaxis.type"
-    assert opened.tab.evaluate(kind) == "log"
-    opened.tab.get_by_label("Compute axis").select_option("linear")
-    opened.tab.wait_for_function(f"{kind} === 'linear'")
-    last = "() => document.getElementById('plot-backtests').data.at(-1).y.at(-1)"
-    before = opened.tab.evaluate(last)
-    opened.tab.get_by_label("Run", exact=True).select_option("<b>theirs & co")
-    assert before > 0.55
-    opened.tab.wait_for_function("document.getElementById('plot-backtests').data.at(-1).y.at(-1) < 0.55")
 
 
 @pytest.mark.slow

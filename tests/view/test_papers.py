@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import call
-from simulated_runs import run, write
+from simulated_runs import run
 from simulated_study import Truth, write_study
 
 from scalerl.core.errors import ConfigError
@@ -190,20 +189,6 @@ def test_a_comparison_is_a_table_with_intervals_and_probabilities():
         "Lead, forecast", "Ratio of compute needed", "Difference of ceilings A", "Ratio of steepness B",
     ]  # fmt: skip
     assert comparison_table(None) is None
-
-
-@pytest.mark.slow
-def test_the_commands_write_figures_beside_their_page(capsys, tmp_path):
-    paths = [write(tmp_path / f"r{i}.jsonl", run(seed=i)) for i in range(2)]
-    place = tmp_path / "figures"
-    code, out, _ = call(capsys, "report", *paths, "-o", tmp_path / "r.html", "--figures", place, "--dark", "--linear")
-    assert code == 0 and f"figures   {len(list(place.iterdir()))} files in {place}" in out
-    assert (place / "curves.pdf").exists() and (place / "table-side-by-side.tex").exists()
-    code, _, error = call(capsys, "report", *paths, "-o", tmp_path / "r.html", "--figures", tmp_path)
-    assert code != 0 and "contains figures; give a new directory" in error
-    study = write_study(tmp_path / "study", {"scalerl": Truth(), "fp32": Truth(midpoint=4e13)}).path
-    code, out, _ = call(capsys, "study", "show", study, "--figures", tmp_path / "of-study")
-    assert code == 0 and "files in" in out and (tmp_path / "of-study" / "ceilings.svg").exists()
 
 
 @pytest.mark.parametrize("width", [25.0, float("nan")])

@@ -58,11 +58,6 @@ def test_a_fit_is_that_of_the_command_from_a_path_a_frame_rows_columns_and_a_ser
     assert scalerl.fit(MADE.compute, MADE.metric.tolist()).asymptote.mean == asymptote
 
 
-def test_a_frame_of_polars_reads_like_one_of_pandas():
-    polars = pytest.importorskip("polars")
-    assert scalerl.fit(polars.DataFrame(ROWS)).asymptote == scalerl.fit(ROWS).asymptote
-
-
 def test_the_options_of_the_commands_choose_column_devices_bounds_and_axis():
     table = pandas.DataFrame(ROWS).rename(columns={"global_step": "iteration", "eval_accuracy": "quality"})
     table = table.assign(took=3600.0, quality=100 * table.quality)
@@ -96,19 +91,7 @@ def test_a_dict_has_the_recipes_of_a_comparison_by_name_and_the_runs_of_other_ca
     assert [one.asymptote for one in again] == [one.asymptote for one in together]
 
 
-def test_the_metric_of_points_is_read_alike_with_and_without_its_name():
-    points = [{"compute": row["compute"], "pass_rate": row["metric"]} for row in rows_of(MADE)]
-    assert scalerl.fit(points, metric="pass_rate").asymptote == scalerl.fit(points).asymptote
-
-
-def test_a_report_of_frames_is_written(tmp_path):
-    pytest.importorskip("plotly")
-    page = scalerl.report([ROWS], [rows_of(OTHER, "global_step", "eval_accuracy")], tmp_path / "page.html")
-    assert "rows 2" in page.read_text()
-
-
 TWO_RUNS = [{"run": run, "compute": n, "pass_rate": 0.1 * n} for run in ("a", "b") for n in range(6)]
-ARRAYS = ([1, 2, 3], [0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize(
@@ -180,3 +163,14 @@ def test_points_of_two_runs_are_never_averaged(column):
         scalerl.fit(rows)
     one = scalerl.fit(rows, run="1" if column else "2")
     assert one.curve.metric[-1] == levels["1"][-1] and len(one.curve) == len(step)
+
+
+def test_the_metric_of_points_is_read_alike_with_and_without_its_name():
+    points = [{"compute": row["compute"], "pass_rate": row["metric"]} for row in rows_of(MADE)]
+    assert scalerl.fit(points, metric="pass_rate").asymptote == scalerl.fit(points).asymptote
+
+
+def test_a_report_of_frames_is_written(tmp_path):
+    pytest.importorskip("plotly")
+    page = scalerl.report([ROWS], [rows_of(OTHER, "global_step", "eval_accuracy")], tmp_path / "page.html")
+    assert "rows 2" in page.read_text()

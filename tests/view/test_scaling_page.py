@@ -9,7 +9,6 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from browser import driver_or_skip
 
 from scalerl import cli
 from scalerl.reading.curves import health
@@ -65,18 +64,3 @@ def test_every_warning_is_explained_and_its_example_run_raises_it(pictures):
 
 def test_every_picture_is_linked(pictures):
     assert {f"images/{name}" for name in pictures.PICTURES} == LINKED
-
-
-SCREENSHOTS = ("images/comparison.png", "images/backtest.png")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("image", sorted(LINKED))
-def test_a_picture_can_be_drawn(pictures, tmp_path, image):
-    matplotlib.use("agg")
-    place = tmp_path / Path(image).name
-    assert (DOCS / image).read_bytes()[:4] == b"\x89PNG"
-    if image in SCREENSHOTS:
-        driver_or_skip()
-    pictures.PICTURES[place.name](place)
-    assert place.stat().st_size > 10_000

@@ -53,9 +53,3 @@ def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_o
         assert list(one.y) == pytest.approx([start + 0.01 * step for step in range(13)])
         assert list(one.errors.size) == pytest.approx([error] * 13)
     assert len({one.color for one in lines}) == 2
-
-
-def test_a_run_without_suites_has_no_such_figure(run, tmp_path):
-    points = [line for line in (run / "points.jsonl").read_text().splitlines() if '"main"' in line]
-    (tmp_path / "alone.jsonl").write_text("\n".join(points) + "\n")
-    assert FIGURES["suites"](analyze(read_sources([tmp_path / "alone.jsonl"]))) is None

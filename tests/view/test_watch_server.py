@@ -14,9 +14,11 @@ from serving import ask, connection_to, first_event, get, served
 from simulated_study import TWO, write_study
 from watched import add_rollouts, rollout, write_run
 
+from scalerl.core.addresses import comes_from_this_user
+
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
-from scalerl.core.addresses import comes_from_this_user, is_loopback
+from scalerl.core.addresses import is_loopback
 from scalerl.reading.pages.run import FollowedRun
 from scalerl.reading.pages.server import Guard, Pages, equal_secrets
 from scalerl.reading.pages.watcher import Watcher
@@ -69,26 +71,6 @@ def test_the_server_returns_the_page_the_metrics_and_the_rollouts_of_a_run(addre
     for path in ("/api/runs/none/series?name=loss", "/api/page/run/none", "/api/page/none/x", f"/api/page/study/{mine}",
                  f"/api/page/compare/{mine},none", "/api/page/run/"):  # fmt: skip
         assert get(address, path)[0] == 404, path
-
-
-def kinds(page):
-    return [block["kind"] for block in page["blocks"]]
-
-
-def test_a_study_and_a_comparison_of_runs_are_pages_too(address):
-    event = first_event(address)
-    study, runs = event["studies"][0]["id"], [run["id"] for run in event["runs"] if run["study"]]
-    end = time.monotonic() + 60
-    while "verdict" not in kinds(page := ask(address, f"/api/page/study/{study}")):
-        assert time.monotonic() < end, page
-        time.sleep(0.1)
-    assert page["title"] == "Study: loo" and "lowers the ceiling" in json.dumps(page)
-    page = ask(address, f"/api/page/compare/{','.join(runs)}")
-    blocks = {block["kind"]: block for block in page["blocks"]}
-    names = [run["name"] for run in event["runs"] if run["study"]]
-    assert [card["title"] for card in blocks["cards"]["cards"]] == names
-    drawn = [figure["name"] for block in page["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
-    assert drawn[0] == "curves" and drawn[-1] == "metrics"
 
 
 def test_only_files_of_the_page_are_served(address):
@@ -185,21 +167,6 @@ def test_the_command_line_of_the_browser_holds_no_lasting_secret(place, tmp_path
             assert get(address, path, Cookie="")[0] == 403
 
 
-def test_a_connection_belongs_to_the_user_who_opened_it():
-    families = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
-    for host, family in families.items():
-        with socket.create_server((host, 0), family=family) as server:
-            ours = socket.create_connection(server.getsockname()[:2])
-            accepted = server.accept()[0]
-            assert comes_from_this_user(ours.getsockname(), accepted.getsockname())
-            assert comes_from_this_user(accepted.getpeername(), accepted.getsockname())
-            elsewhere = (ours.getsockname()[0], 1)
-            assert not comes_from_this_user(elsewhere, accepted.getsockname())
-            ours.close()
-            accepted.close()
-    assert not comes_from_this_user(("10.0.0.7", 5000), ("10.0.0.8", 8470))
-
-
 def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "node-3"))
@@ -244,3 +211,18 @@ def test_half_requests_without_a_token_take_no_descriptors_from_the_page(tmp_pat
             half = opened.enter_context(socket.create_connection((host, int(port)), timeout=20))
             half.sendall(b"GET / HT")
         assert get(address)[0] == 200
+
+
+def test_a_connection_belongs_to_the_user_who_opened_it():
+    families = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
+    for host, family in families.items():
+        with socket.create_server((host, 0), family=family) as server:
+            ours = socket.create_connection(server.getsockname()[:2])
+            accepted = server.accept()[0]
+            assert comes_from_this_user(ours.getsockname(), accepted.getsockname())
+            assert comes_from_this_user(accepted.getpeername(), accepted.getsockname())
+            elsewhere = (ours.getsockname()[0], 1)
+            assert not comes_from_this_user(elsewhere, accepted.getsockname())
+            ours.close()
+            accepted.close()
+    assert not comes_from_this_user(("10.0.0.7", 5000), ("10.0.0.8", 8470))
