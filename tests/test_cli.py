@@ -119,15 +119,6 @@ def test_a_directory_name_that_is_not_utf8_is_no_obstacle(tmp_path, capsys, monk
     assert r"r\udcff" in page and "</html>" in page
 
 
-@pytest.mark.slow
-def test_a_run_outlives_its_output(lab_model, tmp_path):
-    words = runs.command("train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *runs.SMALL)
-    shell = 'set -o pipefail; "$@" 2>&1 <&- | head -1'
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(["bash", "-c", shell, "-", *words], env=environment, capture_output=True, timeout=300)
-    assert done.returncode == 0 and done.stdout.count(b"\n") == 1 and (tmp_path / "run/summary.json").exists()
-
-
 def test_a_removed_directory_is_one_line(tmp_path):
     shell = 'mkdir gone && cd gone && rmdir ../gone && "$@"'
     command = ["bash", "-c", shell, "-", *runs.command("train")]
@@ -218,18 +209,6 @@ OWN = [
     "--evaluation.samples", "2", "--evaluation.every", "2", "--checkpoint.every", "50",
     "--data.max_prompt_tokens", "16",
 ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_programs_train_and_their_sandbox_is_reported(workplace):
-    tests = {"inputs": [""], "outputs": [""]}  # every answer that is valid Python passes, such as a digit
-    rows = [{"prompt": f"{a}+{b}=<think>", "tests": tests} for a in range(10) for b in range(6)]
-    (workplace / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, text = runs.call(*OWN, "--task", "code", "--scoring.sandbox.mode", "unsafe", "--steps", "2")
-    assert code == 0 and "programs run WITHOUT a sandbox" in text, text
-    points, metrics = (runs.rows(workplace / "run", f"{name}.jsonl") for name in ("points", "metrics"))
-    assert [p["task"] for p in points] == ["code", "code"] and points[0]["pass_rate"] > 0
-    assert metrics[-1]["reward_failures"] == 0 and metrics[-1]["verifier_timeouts"] == 0
 
 
 @pytest.mark.slow

@@ -27,26 +27,6 @@ def test_no_page_has_a_fence_that_the_site_does_not_render(page):
     assert links.fence_problems(page.read_text()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("a\n\n  ```bash title here\nx\n  ```\n", 3),
-        ("```python\nx\n", 1),
-    ],
-)
-def test_a_broken_fence_is_a_problem_of_its_line(text, line):
-    (problem,) = links.fence_problems(text)
-    assert problem.startswith(f"line {line}: ")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["```python\nx\n```\n", "````\n```a b\n````\n", "text ``` c\n"],
-)
-def test_a_fence_with_one_word_is_none(text):
-    assert links.fence_problems(text) == []
-
-
 # ---- addresses
 
 

@@ -63,14 +63,3 @@ def test_imported_points_can_be_fitted_with_the_command_of_the_page(place, capsy
 def test_the_first_snippet_of_the_page_works(place, capsys):
     exec(IMPORT, {})
     assert "metric    val-core/gsm8k" in capsys.readouterr().out
-
-
-def test_the_output_of_the_page_is_that_of_its_commands(tmp_path, monkeypatch, capsys):
-    lines = blocks("docs/importing.md", "console")[0].splitlines()
-    monkeypatch.chdir(tmp_path)
-    Path("examples").symlink_to(Path(__file__).parents[2] / "examples")
-    assert cli.main(shlex.split(lines[0])[2:]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed] == [line.split()[0] for line in lines[1:]]
-    numbers = [[float(n) for n in re.findall(r"\d+\.\d+", "\n".join(part))] for part in (printed, lines)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=0.02)

@@ -76,19 +76,6 @@ def test_verl_gpus_are_computed_from_the_throughput_and_can_be_overridden(tmp_pa
     assert verl_devices(table_of([{f"perf/{name}": value for name, value in published.items()}])) == 8
 
 
-def test_verl_validation_before_training_has_no_compute(tmp_path):
-    first = json.dumps({"step": 0, "data": {"val-core/gsm8k/acc/mean@4": 0.01}}) + "\n"
-    (path,) = write(tmp_path, run_log=first + builders.verl_jsonl())
-    check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
-    # in wandb the row has no training/global_step, only wandb's own step
-    rows = [
-        {"_step": 0, "val-core/gsm8k/acc/mean@4": 0.01},
-        *({"_step": s, **builders.verl_row(s)} for s in builders.STEPS),
-    ]
-    (path,) = write(tmp_path, history_csv=builders.as_csv(rows))
-    check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
-
-
 @pytest.mark.parametrize("with_times", [True, False])
 def test_prime_rl_of_2026_joins_evaluations_by_policy_version(tmp_path, with_times):
     train, evaluation = builders.prime_rl_of_2026()

@@ -9,13 +9,6 @@ from simulated_runs import run
 from scalerl.reading.curves import Curve, CurveError, advise, fit, forecast, sigmoid
 
 
-def test_a_run_in_full_climb_is_continued():
-    advice = advise(fit(run(last=5000.0)))
-    assert advice.action == "continue"
-    # truth: R(10000) - R(5000) = 0.5812 - 0.5213 (table-1 run)
-    assert advice.gain.low < 0.0599 < advice.gain.high
-
-
 @pytest.mark.parametrize(("last", "noise"), [(1800.0, 0.05), (6000.0, 0.01), (9000.0, 0.002), (64_000.0, 0.01)])
 def test_the_mean_gain_of_the_forecast_decides_and_no_run_with_a_fit_is_left_undecided(last, noise):
     fitted = fit(run(last=last, noise=noise))

@@ -59,14 +59,6 @@ def test_scores_of_many_points_are_those_of_a_prediction_at_each():
     assert result.forecast.coverage == pytest.approx(inside.mean(), abs=2e-3)
 
 
-def test_scores_of_few_points_have_the_bits_of_a_prediction_at_each():
-    curve = run(points=1000)
-    result = split_at(curve, 0.3)
-    after = curve.compute > 0.3 * curve.last_compute
-    band = fit(curve.between(most=0.3 * curve.last_compute)).predict(curve.compute[after], noise=True)
-    assert result.forecast.rmse == rmse(band.mean - curve.metric[after])
-
-
 def test_the_band_of_one_evaluation_holds_nine_in_ten_of_a_long_log():
     """Above 400 points a fit is of means of neighbors, around which single evaluations scatter."""
     count = 1200

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.reading.curves import Curve, Prior, fit, sigmoid
+from scalerl.reading.curves import Curve, fit
 from scalerl.reading.curves.families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
 from scalerl.reading.curves.law import plain_draws
-from scalerl.reading.curves.sampling import explore, standardized, suspicion
 
 # compute 0, a quarter, a half and the whole of the run
 LOG_C = np.log(np.array([1e-300, 0.25, 0.5, 1.0]))
@@ -51,17 +50,6 @@ def test_the_density_of_second_rises_averages_to_one_over_the_uniform_one():
     grid = (np.arange(10_000) + 0.5) / 10_000 * SECOND_RISE.most_second
     assert rarely_large(grid).mean() == pytest.approx(1.0, abs=1e-6)
     assert rarely_large(np.array([0.0]))[0] / rarely_large(np.array([RISE_SCALE]))[0] == pytest.approx(np.e)
-
-
-def test_the_quick_test_detects_departures_from_the_law():
-    compute = np.linspace(0, 100, 41)
-    noise = 0.003 * np.random.default_rng(0).standard_normal(41)
-    twice = sigmoid(compute, 0.35, 2.0, 8.0, 0.1) + sigmoid(compute, 0.25, 5.0, 70.0, 0.0) + noise
-    values = {}
-    for name, curve in {"law": run(), "twice": Curve(compute, twice)}.items():
-        problem = standardized(curve, None, Prior())
-        values[name] = suspicion(problem, explore(problem, LAW))
-    assert values["law"] < 3 < 6 < values["twice"]
 
 
 def test_a_fast_end_has_the_midpoint_and_the_slope_of_the_law_there_and_ends_exponentially():

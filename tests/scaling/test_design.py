@@ -28,7 +28,6 @@ from scalerl.reading.curves.designs import (
     Prospect,
     detection_power,
     prospect,
-    prospect_line,
     usual_prospect,
 )
 from scalerl.reading.curves.law import plain_draws, sigmoid
@@ -98,6 +97,7 @@ def test_eleven_evaluations_never_identify_a_ceiling_and_fifty_one_usually_do():
     assert many.asymptote_within < 0.5 * few.asymptote_within and many.forecast_within < 0.5 * few.forecast_within
 
 
+@pytest.mark.slow
 def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs():
     count, prompts = 26, 200
     promised = prospect(papers_runs(), 16_000.0, Evaluations(count, prompts, 4))
@@ -225,14 +225,3 @@ def test_the_output_of_the_page_is_that_of_its_command(capsys):
     page = (ROOT / "docs/planning.md").read_text()
     shown = next(block for block in page.split("```\n") if block.startswith("Plan 51"))
     assert code == 0 and [line for line in shown.splitlines() if line not in out.splitlines()] == []
-
-
-def test_the_line_of_a_planned_run_says_what_its_curve_tells_and_what_would_tell_more():
-    # 11 x 200 x 4 of 1,000 x 768 completions are 1.1%; 51 are 5.3%
-    line = prospect_line(Evaluations(11, 200, 4), 800 / 768_000)
-    few, many = (usual_prospect(Evaluations(count, 200, 4)) for count in (11, 51))
-    assert f"probability {few.identified:.2f} and give its level at twice the compute within" in line
-    assert line.endswith(
-        f"for 1.1% of the completions of training; 51 evaluations: {many.identified:.2f}, for 5.3% (scalerl design)"
-    )
-    assert "scalerl design" not in prospect_line(Evaluations(51, 200, 4), 800 / 768_000)

@@ -48,21 +48,6 @@ def test_a_climb_and_a_level_are_weighted_by_evidence_and_prior_odds():
     assert fit(flat()).posterior.climb < 0 < fit(run(noise=0.04)).posterior.climb
 
 
-def test_an_excursion_from_a_level_returns_to_it():
-    rng = np.random.default_rng(7)
-    noise = np.zeros(60)
-    for t in range(1, 60):
-        noise[t] = 0.6 * noise[t - 1] + 0.06 * rng.standard_normal()
-    noise[-3:] = [0.04, 0.07, 0.09]
-    drawn = posterior(Curve(np.arange(60.0), 0.4 + noise))
-    level = drawn.selected(np.flatnonzero(drawn.of(LEVEL.name)))
-    assert drawn.stay_probability > 0.2
-    assert (level.draws.asymptote == level.draws.initial).all()
-    last, soon, late = level.levels(np.array([59.0, 61.0, 400.0])).mean(axis=1)
-    assert late == pytest.approx(0.4, abs=0.04)
-    assert late + 0.02 < soon < last < 0.52
-
-
 def alternating(noise, points=21):
     """Return an alternating curve: second differences of 4 amplitudes, noise of 1.4826 * 4 / sqrt(6) amplitudes."""
     amplitude = noise * np.sqrt(6) / 4 / 1.4826
@@ -244,13 +229,6 @@ def test_what_returns_after_a_clear_fall_follows_the_law_of_the_points_before_it
         expected = quantiles(of_law, before.wide_D, [0.1, 0.5, 0.9])
         weight_D = after.wide_D * after.of(RETURN.name)
         assert quantiles(returned, weight_D, [0.1, 0.5, 0.9]) == pytest.approx(expected, abs=0.01)
-
-
-def test_after_a_fall_that_noise_may_explain_the_law_of_all_points_is_as_likely_as_in_the_mean():
-    drawn = posterior(fallen())
-    assert drawn.fallen and RETURN.name not in drawn.families
-    climbs_D = ~drawn.of(LEVEL.name)
-    assert drawn.mean_D[climbs_D].sum() == pytest.approx(0.23) == drawn.wide_D[climbs_D].sum()
 
 
 def test_with_too_few_points_before_a_fall_a_return_follows_the_law_of_all_points():

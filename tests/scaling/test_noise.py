@@ -51,24 +51,6 @@ def test_scatter_beyond_the_standard_errors_is_equal_for_all_points():
     assert relative_noise(with_errors(rough, stderr)) == pytest.approx(np.ones(12), abs=0.01)
 
 
-def plateau_at_08(num_points, seed, answers=None):
-    """A rise from 0.2 to a plateau at 0.8; a share of answers, or with a noise of 0.04."""
-    compute, rng = np.arange(1.0, num_points + 1) / num_points, np.random.default_rng(seed)
-    level = 0.2 + 0.6 / (1 + (0.12 / compute) ** 2)
-    if answers is not None:
-        return compute, rng.binomial(answers, level) / answers
-    return compute, np.clip(level + 0.04 * rng.standard_normal(num_points), 0, 1)
-
-
-@pytest.mark.parametrize("num_points", [20, 80])
-def test_binomial_standard_errors_leave_the_forecast_at_the_plateau(num_points):
-    for seed in range(2):
-        compute, metric = plateau_at_08(num_points, seed, answers=100)
-        own = Curve(compute, metric, stderr=np.sqrt(metric * (1 - metric) / 100))
-        for curve in (Curve(compute, metric), own, Curve(compute, metric, answers=np.full(num_points, 100))):
-            assert fit(curve).predict([2.0]).mean == pytest.approx(0.798, abs=0.06)
-
-
 def test_points_of_many_answers_decide_the_fit():
     curve = run()
     metric = curve.metric.copy()

@@ -1,11 +1,8 @@
 """The page of a study with known truth: verdicts, every figure, in a browser at any width."""
 
-import math
-
 import pytest
 from simulated_study import KNOWN, Truth, write_study
 
-from scalerl.reading.pages.figure import Line
 from scalerl.reading.pages.frozen import write_page
 from scalerl.reading.pages.page import page
 from scalerl.reading.pages.study import study_results
@@ -66,14 +63,6 @@ def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin
     assert sorted(drawn.values()) == ["dapo", "fp32", "slow"] and drawn[-2] == "dapo"  # the highest ceiling on top
     assert (figure.shapes[0].low, figure.shapes[0].high) == (-0.02, 0.02)
     assert "Not drawn, because not measured yet: young, broken." in figure.caption
-
-
-def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(results):
-    shown = STUDY_FIGURES["slopes"](results)
-    (line,) = [one for one in shown.series if isinstance(one, Line) and one.legend]
-    slope = math.log(line.y[1] / line.y[0]) / math.log(line.x[1] / line.x[0])
-    assert slope == pytest.approx(results.arm("scalerl").efficiency.mean, rel=0.03)
-    assert f"A = {results.common_asymptote:.3f}" in shown.caption
 
 
 def test_a_study_without_any_fit_has_a_page(tmp_path):

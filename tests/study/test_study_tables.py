@@ -70,18 +70,6 @@ def test_the_keys_of_the_json_are_as_documented(results):
     assert {f"`{effect}`" for effect in EFFECTS} <= set(re.findall(r"`\w+`", (ROOT / "docs/json.md").read_text()))
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_no_number_is_cut_at_any_width(results, width):
-    text = printed(results, width)
-    table = text[text.index("arm  ") :]
-    assert max(map(len, table.splitlines())) <= width and "…" not in table
-    for arm in results.arms:
-        if arm.asymptote:
-            a, b = arm.asymptote, arm.efficiency
-            assert f"{a.low:.3f} to {a.high:.3f}" in table and f"{b.low:.2f} to {b.high:.2f}" in table
-    assert "11.0%" in table and "8.00e+06" in table and "3/3" in table and "0/3" in table
-
-
 def test_text_of_plans_is_not_read_as_markup(tmp_path):
     truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1, failed="[red]no[/red] [bold")}
     results = study_results(write_study(tmp_path / "markup", truths, about="[b]why[/b]?"))

@@ -54,17 +54,6 @@ def test_a_file_that_was_cut_back_is_reread_even_if_it_is_longer_now(tmp_path, t
     assert steps(file) == [10] and file.restarts == 1
 
 
-def test_offsets_lead_to_rows_after_a_line_that_is_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.core.rows.LINE_BYTES", 16)
-    path = tmp_path / "rows.jsonl"
-    write(path, ["x" * 100])
-    write(path, range(30), "a")
-    file = RowFile(path)
-    lines = list(file.new_lines())
-    assert [file.row(line.offset, line.size)["step"] for line in lines] == list(range(30))
-    assert file.broken == 8  # 113 bytes
-
-
 def test_buckets_keep_minimum_mean_and_maximum():
     value_N = np.zeros(1000)
     value_N[437], value_N[438] = 9.0, -3.0

@@ -57,20 +57,6 @@ def test_a_condition_ends_it_with_0_and_its_reason(tmp_path, monkeypatch, capsys
     assert "waiting: 4 of 5 evaluations" in out.splitlines()[0]
 
 
-def test_a_condition_that_is_never_met_is_told_with_its_distance_when_the_command_is_stopped(
-    tmp_path, monkeypatch, capsys
-):
-    path = tmp_path / "run.jsonl"
-    append(path, saturating(1, 12))
-    meanwhile(monkeypatch)
-    code, _, err = call(capsys, "follow", path, "--until", "gain at 2x below 1e-6", "falling")
-    assert code == 130
-    assert re.search(
-        r"'gain at 2x below 1e-6' does not hold: share of draws above 1e-06 is [01]\.\d\d, needed 0.10", err
-    )
-    assert re.search(r"'falling' does not hold: the metric is 0\.\d+ below its best", err)
-
-
 @pytest.mark.parametrize(("until", "code"), [((), 0), (("--until", "falling"), 1)])
 def test_the_end_of_the_run_is_a_success_only_without_a_condition(tmp_path, capsys, until, code):
     rows = [{"step": s, "reward": level(s), "step_time": 60.0} for s in range(1, 30)]

@@ -75,17 +75,6 @@ def test_a_metric_of_the_file_is_enlarged_without_a_server(run, tmp_path, capsys
         opened.check_quiet()
 
 
-def test_several_run_directories_have_their_metrics_and_differences(run, tmp_path, capsys):
-    report(capsys, run, tmp_path / "runs/other", "-o", tmp_path / "page.html")
-    blocks = frozen_json(tmp_path / "page.html")["page"]["blocks"]
-    figures = [one for block in blocks if block["kind"] == "figures" for one in block["figures"]]
-    (metrics,) = [one for one in figures if one["name"] == "metrics"]
-    loss = metrics["choices"]["Metric"]["learning: Loss"]["data"]
-    assert [trace["name"] for trace in loss if trace["showlegend"]] == ["mine", "other"]
-    (differing,) = [block for block in blocks if block.get("title") == "Differences between their configurations"]
-    assert [[cell["text"] for cell in row] for row in differing["rows"]] == [["seed", "0", "7"]]
-
-
 def test_a_run_without_a_forecast_has_its_points_and_the_reason(tmp_path):
     run = FollowedRun(write_run(tmp_path / "young", rows=20, points=3), "young")
     made = page(run, {"arithmetic": "a fit needs at least 5 points; got 3"})

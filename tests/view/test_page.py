@@ -11,7 +11,7 @@ from simulated_runs import write
 
 from scalerl.reading.curves import Curve
 from scalerl.reading.pages.analysis import analyze
-from scalerl.reading.pages.figure import Line, Points, ShadedBand
+from scalerl.reading.pages.figure import Line, Points
 from scalerl.reading.pages.frozen import frozen, write_page
 from scalerl.reading.pages.outlook import read_sources
 from scalerl.reading.pages.page import page
@@ -101,27 +101,6 @@ def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
     assert len(set(places)) == 2 and min(places) > 64_000 and max(places) < log_range[1]  # all inside the range
     for one, side in zip(ceilings, studied.sides["asymptote"], strict=True):
         assert one.y[0] + one.errors.size[1, 0] == pytest.approx(side.recipe.high)
-
-
-def test_a_recipe_has_one_line_and_one_band_and_an_entry_with_its_name(studied):
-    series = FIGURES["curves"](studied).series
-    bands = [one for one in series if isinstance(one, ShadedBand)]
-    assert [(one.group, one.edges) for one in bands] == [(name, True) for name in studied.comparison.names]
-    assert [one.name for one in series if one.legend] == list(studied.comparison.names)
-    seeds = [one for one in series if isinstance(one, Line) and one.width == 1]
-    assert [one.name for one in seeds] == [run.source.name for run in studied.runs]
-    assert all(one.color.endswith("/0.4") for one in seeds)
-    # half of a 90% interval of a recipe of two seeds with the assumed scatter of 0.02 / 1.645 is at least
-    # 1.645 * 0.01216 / sqrt(2) = 0.0141
-    band = bands[0]
-    at = int(np.searchsorted(band.x, 16_000))
-    assert (band.high[at] - band.low[at]) / 2 == pytest.approx(0.0141, rel=0.1)
-
-
-def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files):
-    made = page(analyze(read_sources(files[0][:1])))
-    assert made["title"] == "Run report" and "verdict" not in [one["kind"] for one in made["blocks"]]
-    assert "Recipe" not in block(made, "table")["columns"]
 
 
 def test_a_run_that_only_falls_has_a_page(tmp_path):

@@ -128,6 +128,7 @@ ROWS = [
 ]  # fmt: skip
 """Lines that no run writes; those without the step of a healthy row are not counted as steps."""
 
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[:30])
 def test_rows_that_no_run_writes_do_not_stop_a_page_or_a_command(place, capsys, row):
     bad = place / "bad"
