@@ -17,8 +17,7 @@ from tiny_models import tiny_model
 
 from scalerl.cli.main import COMMANDS
 from scalerl.core import errors
-from scalerl.training.config import LAB, PRESETS, read_config
-from scalerl.training.config.recipe import adopt, named_recipes
+from scalerl.training.config import LAB, PRESETS
 from scalerl.training.loop.run_info import run_info
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
@@ -143,13 +142,6 @@ def test_recipes_prints_how_each_recipe_differs_from_the_first_in_80_columns(cap
     assert ["minimax", "prompts_per_step", "48", "80"] in rows and ["off_policy.max_lag", "8", "-"] in rows
     assert ["fp32", "fp32_head", "True", "False"] in [line.split() for line in variants.splitlines()]
     assert "temperature" not in out  # equal in all recipes
-
-
-@pytest.mark.parametrize("name", ["grpo", "savg", "scalerl-dapo"])
-def test_the_names_of_recipes_are_values_of_the_option(name):
-    config = read_config(None, ["--recipe", name])
-    assert name in (config.recipe.name, config.recipe.name.removeprefix("scalerl-"))
-    assert config.recipe == adopt(named_recipes()[name], LAB.recipe)
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])

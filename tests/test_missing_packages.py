@@ -155,21 +155,6 @@ def test_a_command_for_logs_and_runs_works_in_the_base_install_and_loads_no_part
     assert code == 0 and "Traceback" not in error and (out or "import" in words), error
 
 
-def test_python_fits_and_forecasts_in_the_base_install(place):
-    code, out, error = base(
-        place,
-        "import scalerl; run = scalerl.load('run'); own = run.fit(compute='flops')\n"
-        "assert str(run.forecast()) and run.advise() and run.step == 0\n"
-        "fit = scalerl.fit('points.jsonl', compute='flops'); assert fit.asymptote == own.asymptote\n"
-        "print(scalerl.forecast(fit).at[0].high > 0.2, scalerl.compare([fit], [own]))\n"
-        "assert scalerl.advise(fit, '2x', 0.01).action\n"
-        f"{LEFT}assert not left, left\n"
-        "try: run.config\nexcept scalerl.UserError as error: print(error)\n",
-    )
-    assert code == 0 and out.startswith("True ") and "pip install 'scalerl[train]'" in out.splitlines()[-1], error
-    assert error == ""
-
-
 def test_another_missing_module_is_not_hidden(monkeypatch, capsys):
     monkeypatch.setattr("scalerl.cli.recipes.print_recipes", lambda: importlib.import_module("no_such_module"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):

@@ -178,14 +178,6 @@ def test_steps_that_are_text_are_steps(tmp_path, words, steps):
     assert [row["step"] for row in read(tmp_path / "log.csv").rows] == steps
 
 
-@pytest.mark.parametrize("name", ["val_aime_2024", "MATH-500"])
-def test_an_evaluation_on_a_benchmark_is_a_score_before_the_reward_of_training(tmp_path, name):
-    rows = [{"step": n, "train/reward": n / 100, **({name: n / 60} if n % 5 == 0 else {})} for n in range(40)]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    log = read(tmp_path / "log.jsonl")
-    assert (log.metric, log.training, len(log.rows)) == (name, False, 8)
-
-
 def test_evaluations_without_a_step_have_that_of_the_row_before(tmp_path):
     rows = []
     for step in range(1, 31):
@@ -202,12 +194,6 @@ def test_one_evaluation_at_step_minus_one_is_the_one_before_training(tmp_path):
     rows = [f"{step},{max(step, 0) / 100}" for step in (-1, 9, 19, 29, 39, 49)]
     (tmp_path / "log.csv").write_text("\n".join(["step,eval_acc", *rows]) + "\n")
     assert [row["step"] for row in read(tmp_path / "log.csv").rows] == [0, 9, 19, 29, 39, 49]
-
-
-def test_a_mean_is_chosen_before_the_ends_of_its_interval(tmp_path):
-    rows = [f"{step},{step / 100 + 0.1},{step / 100 - 0.02},{step / 100}" for step in range(10, 60, 10)]
-    (tmp_path / "log.csv").write_text("\n".join(["step,val_acc_ci_high,val_acc_ci_low,val_acc_mean", *rows]) + "\n")
-    assert read(tmp_path / "log.csv").metric == "val_acc_mean"
 
 
 def test_a_number_of_right_answers_ends_at_the_number_of_all(tmp_path):

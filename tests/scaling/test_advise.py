@@ -18,15 +18,6 @@ def test_the_mean_gain_of_the_forecast_decides_and_no_run_with_a_fit_is_left_und
     assert advice.action == by_gain or (advice.action == "open" and gain < 0.02)
 
 
-@pytest.mark.parametrize("made", [run(last=1800.0), run(noise=0.04, seed=4)])
-def test_the_level_now_plus_the_gain_is_the_forecast(made):
-    fitted = fit(made)
-    ahead, gain = forecast(fitted, at=["2x"]), advise(fitted).gain
-    assert ahead.now.mean + gain.mean == pytest.approx(ahead.at[0].mean, abs=1e-12)
-    assert gain.low <= gain.mean <= gain.high
-    assert ahead.now.low + gain.low <= ahead.at[0].high and ahead.now.high + gain.high >= ahead.at[0].low
-
-
 def level_after_climb(noise, creep=0.0, points=41):
     """Return a climb that ends at a sixteenth of the run, followed by a rise of `creep` per doubling of compute."""
     rng = np.random.default_rng(0)

@@ -33,13 +33,6 @@ def test_a_clearly_higher_ceiling_is_detected():
     assert "the first has the higher ceiling of its climb, by 0.1" in comparison.sentence
 
 
-def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
-    comparison = compare(seeds(3, efficiency=2.6), seeds(3, 10, efficiency=1.5))
-    assert (comparison.verdict, comparison.winner) == ("same ceiling and more efficient", "first")
-    assert comparison.efficiency_ratio.low < 2.6 / 1.5 < comparison.efficiency_ratio.high
-    assert comparison.advice == ""
-
-
 def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     """B 2.1 against 1.6 with a midpoint three times as late: larger B, and more compute for every level short of A."""
     comparison = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))

@@ -14,12 +14,6 @@ ROWS = [
 ]
 
 
-def test_device_hours_are_the_axis_unless_another_is_named():
-    assert Curve.from_rows(ROWS).compute.tolist() == [0.0, 0.02, 0.04]
-    by_flops = Curve.from_rows(ROWS, axis="flops")
-    assert (by_flops.axis, by_flops.last_compute) == ("flops", 6e14)
-
-
 def test_a_file_a_run_directory_and_a_csv_give_the_same_curve(tmp_path):
     (tmp_path / "points.jsonl").write_text(lines(ROWS))
     (tmp_path / "points.csv").write_text("device_hours,pass_rate\n0.0,0.1\n0.02,0.41\n0.04,0.52\n")

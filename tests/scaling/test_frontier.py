@@ -98,14 +98,6 @@ def test_two_settings_cross_where_their_curves_do():
     assert low[at] < truth < high[at]
 
 
-def test_a_setting_that_was_never_behind_passes_nothing():
-    """Kind b has 0.7 times the climb of kind a at every compute."""
-    a = FITS[4].curve
-    b = Curve(a.compute, 0.2 + 0.7 * (a.metric - 0.2), axis="device_hours")
-    answer = frontier([a, b], [{"kind": "a"}, {"kind": "b"}], 8000.0)
-    assert answer.best.setting == {"kind": "a"} and answer.crossings == ()
-
-
 def test_a_setting_that_was_not_run_is_predicted_better_than_by_the_nearest_run():
     kept = [i for i, setting in enumerate(GRID) if setting["width"] < 256]
     new = {"width": 256.0, "batch": 16.0}

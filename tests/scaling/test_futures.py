@@ -229,10 +229,3 @@ def test_what_returns_after_a_clear_fall_follows_the_law_of_the_points_before_it
         expected = quantiles(of_law, before.wide_D, [0.1, 0.5, 0.9])
         weight_D = after.wide_D * after.of(RETURN.name)
         assert quantiles(returned, weight_D, [0.1, 0.5, 0.9]) == pytest.approx(expected, abs=0.01)
-
-
-def test_with_too_few_points_before_a_fall_a_return_follows_the_law_of_all_points():
-    values = np.where(np.arange(25) < 4, 0.8, 0.3) + 0.01 * np.random.default_rng(0).standard_normal(25)
-    drawn = posterior(Curve(np.arange(25.0), values))
-    assert drawn.fallen and RETURN.name not in drawn.families
-    assert drawn.wide_D[~drawn.of(LEVEL.name)].sum() == pytest.approx(0.23)

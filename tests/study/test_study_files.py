@@ -38,20 +38,6 @@ def test_study_json_is_read_as_it_was_written(study):
     assert [str(key) for key in study.info.runs()] == [str(key) for key in study.plan.runs()]
 
 
-@pytest.mark.parametrize("name", ["loo", "recipes"])
-def test_the_fields_of_every_arm_are_those_of_its_configuration(name, tmp_path):
-    plan = PLANS[name](QUICK)
-    info = study_info(plan)
-    (tmp_path / "study.json").write_text(info.to_json())
-    info = read_study(tmp_path)
-    for arm in plan.arms:
-        config, fields = plan.config(arm, plan.seeds[0]), info.settings_of(arm.name)
-        assert info.arms[arm.name].steps == config.steps == fields["steps"]
-        assert fields["recipe.loss.kind"] == config.recipe.loss.kind
-        assert fields["recipe.optimizer.learning_rate"] == config.recipe.optimizer.learning_rate
-        assert info.arms[arm.name].seeds == plan.seeds
-
-
 def test_settings_of_a_grid_and_ranges_survive_the_file(tmp_path):
     grid = replace(select(PLANS["frontier"](QUICK), ["*-p8-g16"]), vary=("model.width",), seeds=(0,))
     study = StudyDirectory.create(tmp_path / "grid", grid)

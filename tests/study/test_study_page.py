@@ -73,16 +73,6 @@ def test_a_study_without_any_fit_has_a_page(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_figures_draw_without_console_messages(opened):
-    shown = opened.tab.eval_on_selector_all(
-        ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length])"
-    )
-    assert [name for name, _ in shown] == [f"plot-{name}" for name in STUDY_FIGURES if name != "frontier"]
-    assert all(paths > 5 for _, paths in shown)
-    opened.check_quiet()
-
-
-@pytest.mark.slow
 def test_a_heading_sorts_with_unknown_values_last_in_both_directions(opened):
     assert opened.tab.locator("tbody th").first.inner_text() == "scalerl"  # the initial order
     headings = opened.tab.locator("thead button").all_inner_texts()
@@ -95,25 +85,3 @@ def test_a_heading_sorts_with_unknown_values_last_in_both_directions(opened):
         shown = opened.column(column)
         known = [float(value) for value in shown[:4]]
         assert known == sorted(known, reverse=not ascending) and shown[4:] == ["–", "–"]
-
-
-@pytest.mark.slow
-def test_the_reader_chooses_arm_axis_and_ratio(opened):
-    names = "document.getElementById('plot-curves').data.filter(t => t.showlegend).map(t => t.name).join()"
-    assert opened.tab.evaluate(names) == "scalerl,dapo"
-    opened.tab.locator("#choose-curves-0").select_option("slow")
-    opened.tab.wait_for_function(f"{names} === 'scalerl,slow'")
-    opened.tab.locator("#choose-curves-1").select_option("linear")
-    opened.tab.wait_for_function("document.getElementById('plot-curves')._fullLayout.xaxis.type === 'linear'")
-    assert opened.tab.evaluate(names) == "scalerl,slow"
-    largest = "Math.max(...document.getElementById('plot-ratios').data.flatMap((trace) => trace.x))"
-    assert opened.tab.evaluate(largest) < 1.2
-    opened.tab.get_by_label("Ratio", exact=True).select_option("compute for the same level")
-    opened.tab.wait_for_function(f"{largest} > 1.5")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1400, "light")])
-def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):
-    texts = [("body", "color"), ("td small", "color"), ("#plot-differences .xtitle", "fill")]
-    opened.check_readable(width, scheme, texts)

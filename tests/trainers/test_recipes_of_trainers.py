@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -368,20 +367,3 @@ def test_a_script_is_read_and_not_run(tmp_path):
     )
     assert read_settings(path) == {"--eps-clip": UNRESOLVED, "--lr": UNRESOLVED, "--n-samples-per-prompt": 4}
     assert not mark.exists()
-
-
-def test_the_base_install_prints_and_checks_but_yaml_says_what_it_needs(tmp_path):
-    (tmp_path / "a.toml").write_text(PRIME)
-    (tmp_path / "a.yaml").write_text(VERL)
-    code = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'pydantic', 'yaml'): sys.modules[name] = None\n"
-        "import importlib.util as u; real = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'yaml' else real(name, *rest)\n"
-        "from scalerl.cli import main\n"
-        "assert main(['recipes', '--for', 'verl']) == 0 and main(['recipes', '--check', 'a.toml']) == 0\n"
-        "assert main(['recipes', '--check', 'a.yaml']) == 2"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.strip().endswith("pip install pyyaml")

@@ -12,7 +12,7 @@ from scalerl.reading.curves import Curve, compare, fit
 from scalerl.reading.curves.comparison import recipe_ceilings
 from scalerl.reading.pages.analysis import Slope, analyze, sides_of, slope_at
 from scalerl.reading.pages.drawing import plot
-from scalerl.reading.pages.figure import Points, to_plotly
+from scalerl.reading.pages.figure import Points
 from scalerl.reading.pages.outlook import Source, read_sources
 from scalerl.reading.pages.page_figures import FIGURES, metric_name, straight_lines, without_level, young_figure
 
@@ -111,34 +111,6 @@ def test_the_sides_differ_by_the_reported_difference(comparison):
         assert run.mean == pytest.approx(recipe_ceilings(f).mean(), abs=1e-9)
     first, second = sides_of(comparison)["efficiency"]
     assert first.recipe.mean / second.recipe.mean == pytest.approx(comparison.efficiency_ratio.mean, rel=0.02)
-
-
-def test_the_slider_shows_one_earlier_forecast_and_whether_it_came_true():
-    analyzed = analysis(curve())
-    parts = analyzed.runs[0].parts
-    ends = [4800.0, 6400.0, 8000.0, 9600.0, 11_200.0, 12_800.0, 14_400.0]  # 30% to 90% of 16,000
-    assert [part.last_compute for part in parts] == ends
-    drawn = FIGURES["backtests"](analyzed).choices["Run"]["run 0"]
-    *forecasts, _ = drawn.series
-    lines = forecasts[1::2]
-    assert [line.x[0] for line in lines] == ends and len(forecasts) == 14
-    assert lines[0].y[-1] == pytest.approx(parts[0].predict([16_000.0]).mean[0], abs=1e-6)
-    whole = analyzed.runs[0].source.curve
-    later = whole.compute > 11_200
-    band = parts[4].predict(whole.compute[later], noise=True)
-    inside = int(((band.low <= whole.metric[later]) & (whole.metric[later] <= band.high)).sum())
-    assert lines[4].name.startswith("from 70%: 0.")
-    assert lines[4].name.endswith(f"; {inside} of {later.sum()} later evaluations are in the band") and inside > 5
-    (slider,) = to_plotly(drawn)["layout"]["sliders"]
-    for number, step in enumerate(slider["steps"]):
-        (shown,) = step["args"]
-        assert shown["visible"] == [*(at // 3 == number for at in range(21)), True]  # the points stay
-
-
-def test_the_common_ceiling_of_equally_precise_runs_is_their_mean():
-    analyzed = analysis(*(curve(asymptote=a) for a in (0.56, 0.60)))
-    mean = np.mean([run.outlook.fit.asymptote.mean for run in analyzed.runs])
-    assert analyzed.ceiling == pytest.approx(mean, abs=5e-4) and analyzed.runs[0].slope.ceiling == analyzed.ceiling
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Many runs: ended ones are looked at less often, at most 1,000 are followed, and only changes are sent."""
 
-import json
 import os
 import shutil
 
@@ -45,27 +44,4 @@ def test_of_more_runs_than_the_limit_those_evaluated_last_are_followed_and_the_p
     shutil.rmtree(tmp_path / "run-4")
     followed.poll()
     assert len(followed.runs) == 3 and not followed.limit and followed.changes_since(-1)["problems"] == []
-    followed.close()
-
-
-def test_a_new_run_sends_itself_and_not_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "SEARCH_S", 0.0)
-    for number in range(20):
-        write_run(tmp_path / f"runs/done-{number:02d}", rows=5, points=2, steps=5)
-    followed = Watcher([tmp_path / "runs"])
-    followed._fits.submit(lambda: None).result()  # after all fits
-    last = followed.changes_since(-1)["version"]
-    write_run(tmp_path / "runs/new", rows=5, points=2)
-    followed.poll()
-    changes = followed.changes_since(last)
-    assert [one["name"] for one in changes["runs"]] == ["new"] and len(changes["known"]) == 21
-    add_steps(tmp_path / "runs/new", [6])
-    last = changes["version"]
-    followed.poll()
-    changes = followed.changes_since(last)
-    assert [one["name"] for one in changes["runs"]] == ["new"] and "known" not in changes
-    assert len(json.dumps(changes)) < 2000
-    shutil.rmtree(tmp_path / "runs/done-03")
-    followed.poll()
-    assert len(followed.changes_since(changes["version"])["known"]) == 20
     followed.close()

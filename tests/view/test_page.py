@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from browser import contrast, luminance
 from simulated_runs import run as curve
 from simulated_runs import write
 
@@ -121,24 +120,6 @@ def test_the_figures_draw_without_console_messages(opened):
     assert [name for name, _, _ in shown] == [f"plot-{name}" for name in FIGURES if name != "suites"]
     assert all(paths > 5 and height > 200 for _, paths, height in shown), shown
     opened.check_quiet()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
-def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):
-    texts = [("body", "color"), (".muted", "color"), ("td small", "color"), ("#plot-curves .xtitle", "fill")]
-    opened.check_readable(width, scheme, texts)
-    widths = opened.tab.eval_on_selector_all(
-        ".plot .main-svg", "nodes => nodes.map(n => n.getBoundingClientRect().right)"
-    )
-    assert max(widths) <= width
-    warning = [luminance(opened.style(".warnings", name)) for name in ("color", "backgroundColor")]
-    assert contrast(*warning) >= 4.5
-    ticks = opened.tab.eval_on_selector_all(
-        "#plot-curves .ytick text", "nodes => nodes.map(n => Number(n.textContent))"
-    )
-    assert max(ticks) <= 0.85  # after a redraw, an axis keeps the range of its data
-    assert opened.complaints == []
 
 
 @pytest.mark.slow

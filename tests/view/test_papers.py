@@ -12,7 +12,7 @@ from simulated_runs import run
 from simulated_study import Truth, write_study
 
 from scalerl.core.errors import ConfigError
-from scalerl.reading.curves import Curve, compare, frontier
+from scalerl.reading.curves import frontier
 from scalerl.reading.pages.analysis import analyze
 from scalerl.reading.pages.drawing import draw_figure
 from scalerl.reading.pages.figure import (
@@ -30,7 +30,6 @@ from scalerl.reading.pages.figure import (
 from scalerl.reading.pages.outlook import Source
 from scalerl.reading.pages.page import (
     cell,
-    comparison_table,
     figures_of,
     frontier_page,
     page,
@@ -173,22 +172,6 @@ def test_a_table_has_its_intervals_in_columns_of_csv_and_in_parentheses_of_latex
     assert lines == ["| Arm | A |", "| -- | --: |", r"| a\|b | 0.61 (0.60 to 0.62) |"]
     assert r"dapo \& co & -- & 1 of 3 \\" in text and text.count(r"\\") == 3
     assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
-
-
-def test_a_comparison_is_a_table_with_intervals_and_probabilities():
-    """Levels 0.1 apart at every compute: the lead is about -0.1, and the second is surely ahead."""
-    compute = np.linspace(0.0, 100.0, 12)
-    curves = [Curve(compute, 0.3 + start + 0.2 * compute / (compute + 30.0)) for start in (0.0, 0.1)]
-    made = comparison_table(compare(*curves, names=("old", "new")))
-    lines = markdown_of(made).splitlines()
-    assert lines[0] == "| Quantity | At | old against new | P(old better) |"
-    lead = re.fullmatch(r"\| Lead, measured \| 100 compute \| (\S+) \((\S+) to (\S+)\) \| (\S+) \|", lines[2])
-    mean, low, high, probability = map(float, lead.groups())
-    assert low < -0.1 < high and mean == pytest.approx(-0.1, abs=0.01) and probability < 0.05
-    assert [line.split(" |")[0][2:] for line in lines[3:]] == [
-        "Lead, forecast", "Ratio of compute needed", "Difference of ceilings A", "Ratio of steepness B",
-    ]  # fmt: skip
-    assert comparison_table(None) is None
 
 
 @pytest.mark.parametrize("width", [25.0, float("nan")])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from robustness.campaign import within
 from serving import connection_to, first_event, get, key_of, served
-from watched import add_points, add_rollouts, point, rollout, write_run
+from watched import add_rollouts, point, rollout, write_run
 
 from scalerl.cli.main import main
 from scalerl.reading.pages.run import LIFE_S, FollowedRun
@@ -95,31 +95,6 @@ def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, cha
         finally:
             watcher.close()
     assert runs["good"]["step"] == 30 and runs["bad"]["state"] == "unreadable" and reason in runs["bad"]["detail"]
-
-
-def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys):
-    listed(capsys, place)
-    watcher = Watcher([place])
-    try:
-        assert looked(watcher)["bad"]["state"] == "training"
-        for name in (".", "metrics.jsonl"):
-            add_points(place / "bad", [12])
-            add_points(place / "good", [12])
-            with (place / "bad" / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": 31}) + "\n")
-            (place / "bad" / name).chmod(0)
-            with as_stranger():
-                runs = looked(watcher)
-            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("unreadable", 30), name
-            assert "permission denied" in runs["bad"]["detail"] and runs["good"]["step"] == 30
-            (place / "bad" / name).chmod(0o755)
-            runs = looked(watcher)
-            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("training", 31), name
-            assert runs["bad"]["points"] == runs["good"]["points"]
-            shutil.copy(place / "good" / "metrics.jsonl", place / "bad" / "metrics.jsonl")
-            assert looked(watcher)["bad"]["step"] == 30
-    finally:
-        watcher.close()
 
 
 ROWS = [
