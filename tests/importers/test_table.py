@@ -1,6 +1,5 @@
 """Every source becomes one sparse table; files of points are read strictly, line by line."""
 
-import tracemalloc
 from decimal import Decimal
 
 import numpy as np
@@ -42,20 +41,6 @@ def test_a_column_that_begins_or_changes_late_keeps_its_cells_in_their_rows(befo
         numbers = [row.get(name) if isinstance(row.get(name), int | float) else np.nan for row in made]
         np.testing.assert_array_equal(table.column(name), numbers)
     assert ("late" in table.words) == (late == "word")
-
-
-def test_a_file_of_many_rows_takes_a_few_bytes_a_cell(tmp_path):
-    """20,000 rows of six cells as dicts took 15 MB, with the text and its lines 30 MB."""
-    path = tmp_path / "points.jsonl"
-    path.write_text(lines(rows(20_000, stderr=0.0125, prompts=512)))
-    tracemalloc.start()
-    try:
-        table = read_table(path)
-        now, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert table.size == 20_000 and table.points
-    assert now < 3e6 and peak < 8e6
 
 
 def test_one_task_of_several_is_picked():

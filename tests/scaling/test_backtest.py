@@ -2,9 +2,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from simulated_runs import TRUTH, run
+from simulated_runs import run
 
-from scalerl.reading.curves import Curve, CurveError, backtest, fit, sigmoid
+from scalerl.reading.curves import Curve, CurveError, backtest, fit
 from scalerl.reading.curves.backtesting import rmse, split_at
 
 
@@ -44,19 +44,6 @@ def test_a_backtest_of_many_evaluations_does_not_hold_the_draws_of_all():
     finally:
         tracemalloc.stop()
     assert result.held_out == 24_000 and peak < 80e6
-
-
-@pytest.mark.slow
-def test_scores_of_many_points_are_those_of_a_prediction_at_each():
-    compute = np.geomspace(1.0, 16_000.0, 4000)
-    level = sigmoid(compute, **TRUTH) + 0.02 * np.random.default_rng(1).standard_normal(4000)
-    curve = Curve(compute, np.clip(level, 0, 1))
-    result = split_at(curve, 0.3)
-    after = curve.compute > 0.3 * curve.last_compute
-    band = result.fit.predict(curve.compute[after], noise=True)
-    inside = (band.low <= curve.metric[after]) & (curve.metric[after] <= band.high)
-    assert result.forecast.rmse == pytest.approx(rmse(band.mean - curve.metric[after]), abs=1e-6)
-    assert result.forecast.coverage == pytest.approx(inside.mean(), abs=2e-3)
 
 
 def test_the_band_of_one_evaluation_holds_nine_in_ten_of_a_long_log():

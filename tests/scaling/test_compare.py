@@ -7,7 +7,6 @@ from simulated_runs import fallen, run
 from scalerl.reading.curves import Curve, CurveError, compare, fit, sigmoid
 from scalerl.reading.curves.comparison import (
     common_ceiling,
-    log_compute_of_run,
     recipe_ceilings,
     seed_scatter,
     side_mean,
@@ -120,10 +119,6 @@ def test_invalid_comparisons_are_errors(first, second, options, message):
         compare(first, second, **options)
 
 
-def steady(level, seed):
-    return Curve(np.arange(31.0), level + 0.02 * RNG(seed).standard_normal(31))
-
-
 def test_a_fallen_run_is_compared_by_its_last_level():
     healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
     down = fit(fallen())
@@ -135,17 +130,6 @@ def test_a_fallen_run_is_compared_by_its_last_level():
     assert comparison.asymptote_difference.mean < -0.2 and comparison.winner != "first"
     assert "a run of the first: with probability 0.77 the run has fallen and stays down" in str(comparison)
     assert comparison.winner == "second" or "1 of the runs have fallen; find the cause" in comparison.advice
-
-
-def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
-    flat = fit(steady(0.3, 0))
-    assert flat.posterior.stay_probability > 0.3
-    needed = log_compute_of_run(flat, 0.5, np.zeros(2000), RNG(0))
-    never = needed == np.log(1e6 * 30.0)
-    assert never.mean() >= flat.posterior.stay_probability - 0.01
-    # a run that stays above the level has reached it by its last point
-    reached = log_compute_of_run(flat, 0.1, np.zeros(2000), RNG(0))
-    assert (np.sort(reached)[: round(flat.posterior.stay_probability * 2000)] <= np.log(30.0) + 1e-9).all()
 
 
 def test_the_lead_is_forecast_at_the_compute_that_is_asked_for():

@@ -97,17 +97,6 @@ def test_eleven_evaluations_never_identify_a_ceiling_and_fifty_one_usually_do():
     assert many.asymptote_within < 0.5 * few.asymptote_within and many.forecast_within < 0.5 * few.forecast_within
 
 
-@pytest.mark.slow
-def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs():
-    count, prompts = 26, 200
-    promised = prospect(papers_runs(), 16_000.0, Evaluations(count, prompts, 4))
-    fits = [fit(noisy(100 + seed, prompts, 4, 0.005, 0.07 * 16_000, count)) for seed in range(40)]
-    assert np.mean([f.identified for f in fits]) == pytest.approx(promised.identified, abs=0.25)
-    assert 1.645 * np.median([f.asymptote.sd for f in fits]) == pytest.approx(promised.asymptote_within, rel=0.3)
-    # the interval of A contains the truth as often as it says
-    assert np.mean(np.abs(promised.error_W) < 1.645 * promised.sd_W) > 0.8
-
-
 def test_designs_over_the_same_runs_differ_only_beyond_their_standard_error():
     def designed(sd_W):
         return replace(usual, sd_W=np.array(sd_W))

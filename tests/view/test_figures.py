@@ -1,6 +1,5 @@
 """The figures show the numbers of the fits, and name the points that they leave out."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ from scalerl.reading.curves.comparison import recipe_ceilings
 from scalerl.reading.pages.analysis import Slope, analyze, sides_of, slope_at
 from scalerl.reading.pages.drawing import plot
 from scalerl.reading.pages.figure import Points
-from scalerl.reading.pages.outlook import Source, read_sources
-from scalerl.reading.pages.page_figures import FIGURES, metric_name, straight_lines, without_level, young_figure
+from scalerl.reading.pages.outlook import Source
+from scalerl.reading.pages.page_figures import FIGURES, straight_lines, without_level, young_figure
 
 
 def analysis(*curves):
@@ -47,16 +46,6 @@ def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale):
 
 def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def test_the_axis_of_the_metric_has_the_name_that_a_log_gives_it(axes):
-    made = curve()
-    rows = [{"global_step": int(c), "val_accuracy": m} for c, m in zip(made.compute, made.metric.tolist(), strict=True)]
-    (source,) = read_sources([rows])
-    plot(source.curve, axes)
-    assert axes.get_ylabel() == "val_accuracy" and source.curve.first(10).metric_name == "val_accuracy"
-    assert metric_name(made) == "held-out pass rate" and metric_name(replace(made, bounds=(-1, 1))) == "held-out metric"
-    assert metric_name(replace(made, training=True, metric_name="reward")) == "reward (training reward)"
 
 
 def test_f_is_compute_to_the_power_b():

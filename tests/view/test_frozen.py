@@ -4,10 +4,9 @@ import json
 import re
 
 import pytest
-from browser import opened_page
 from commands import call
 from serving import ask, first_event, served
-from watched import add_steps, write_run
+from watched import write_run
 
 from scalerl.reading.pages.page import page, run_page
 from scalerl.reading.pages.run import FollowedRun
@@ -53,26 +52,6 @@ def test_only_the_page_of_a_run_that_trains_offers_commands_that_follow_it(run, 
     followed.poll()
     followed.state = state
     assert ("scalerl follow" in json.dumps(run_page(followed, {}, []))) is offered
-
-
-@pytest.mark.slow
-def test_a_metric_of_the_file_is_enlarged_without_a_server(run, tmp_path, capsys):
-    add_steps(run, range(401, 411), **{"environment/<b>": 3.0})
-    report(capsys, run, "-o", tmp_path / "page.html")
-    assert set(frozen_json(tmp_path / "page.html")["series"]) > {"loss", "entropy", "environment/<b>"}
-    with opened_page(tmp_path / "page.html") as opened:
-        assert opened.tab.locator(".tile").count() > 30
-        opened.tab.locator("details.metrics summary").first.click()
-        opened.tab.locator(".tile[data-large=loss]").click()
-        opened.tab.wait_for_selector("dialog[open] .main-svg")
-        drawn = "document.getElementById('plot-large')"
-        assert opened.tab.evaluate(f"{drawn}.data.at(-1).x.length") == 400  # of 410 steps
-        opened.tab.get_by_label("Scale", exact=True).select_option("logarithmic")
-        opened.until(f"{drawn}._fullLayout.yaxis.type === 'log'")
-        opened.tab.keyboard.press("Escape")
-        assert opened.tab.locator("dialog[open]").count() == 0
-        assert opened.tab.locator("a[href*=rollouts], header.top").count() == 0  # they need the server
-        opened.check_quiet()
 
 
 def test_a_run_without_a_forecast_has_its_points_and_the_reason(tmp_path):

@@ -1,7 +1,6 @@
 """The live page in a real browser: updates, layout at any width, keyboard control, and escaping of texts."""
 
 import os
-import re
 from contextlib import ExitStack
 
 import pytest
@@ -197,15 +196,3 @@ def test_every_page_is_readable_at_any_width_in_light_and_dark(live, tab, width,
         for badge in live.tab.locator(".badge, .flag, mark.injected").all()[:12]:
             colors = badge.evaluate("n => [getComputedStyle(n).color, getComputedStyle(n).backgroundColor]")
             assert contrast(*map(luminance, colors)) >= 4.5, name
-
-
-def test_the_page_reports_a_lost_connection(live, place):
-    tab = live.tab.context.browser.new_page()
-    with served(place / "runs") as address:
-        tab.goto(address)
-        tab.get_by_text("live", exact=True).wait_for()
-        port = re.search(r":(\d+)/", address)[1]
-    tab.get_by_text("connection lost, retrying").wait_for()
-    with served(place / "runs", "--port", port):
-        tab.get_by_text("open the address that scalerl watch prints").wait_for()
-    tab.close()

@@ -1,12 +1,9 @@
 """The server of the live page: access control, answers and errors."""
 
-import json
 import os
 import re
 import socket
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -19,9 +16,7 @@ from scalerl.core.addresses import comes_from_this_user
 pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
 
 from scalerl.core.addresses import is_loopback
-from scalerl.reading.pages.run import FollowedRun
-from scalerl.reading.pages.server import Guard, Pages, equal_secrets
-from scalerl.reading.pages.watcher import Watcher
+from scalerl.reading.pages.server import Guard, equal_secrets
 
 
 @pytest.fixture(scope="module")
@@ -173,34 +168,6 @@ def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
     assert equal_secrets("ä", "ä") and not equal_secrets("a", "b") and not equal_secrets("", "b")
     guard = Guard(None, "0.0.0.0", 1, "secret")
     assert guard.answers_to("10.0.0.7:1") and not guard.answers_to("evil.example:1") and not guard.answers_to("")
-
-
-def test_a_long_run_that_is_read_keeps_no_other_page_waiting(tmp_path, monkeypatch):
-    for name in ("long", "short"):
-        write_run(tmp_path / name, rows=30, points=8)
-    watcher = Watcher([tmp_path])
-    pages = Pages(watcher, lambda: False)
-    long, short = (next(run for run in watcher.runs.values() if run.name == name) for name in ("long", "short"))
-    reading, go_on, bucketed = threading.Event(), threading.Event(), FollowedRun.history
-
-    def slow(run):
-        with run.reading:
-            if run is long:
-                reading.set()
-                assert go_on.wait(60)
-            return bucketed(run)
-
-    monkeypatch.setattr(FollowedRun, "history", slow)
-    with ThreadPoolExecutor(2) as pool:
-        waits = pool.submit(lambda: pages.run_page([long.id]))
-        assert reading.wait(60)
-        try:
-            others = pool.submit(lambda: (watcher.poll(), watcher.changes_since(-1), pages.run_page([short.id])))
-            _, changes, page = others.result(timeout=60)
-        finally:
-            go_on.set()
-        assert len(changes["runs"]) == 2 and json.loads(page)["title"] == "short" and waits.result(60)
-    watcher.close()
 
 
 def test_half_requests_without_a_token_take_no_descriptors_from_the_page(tmp_path):
