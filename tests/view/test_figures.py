@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from simulated_runs import run as curve
 
@@ -46,6 +47,14 @@ def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(axes, scale):
 
 def legend(axes):
     return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_runs_that_are_drawn_into_the_same_axes_share_a_legend_and_keep_what_the_caller_drew(axes):
+    plot(fit(curve()), axes)
+    own = axes.plot([1000.0, 2000.0], [0.3, 0.3])[0]
+    plot(fit(curve(seed=1)), axes)
+    assert legend(axes) == ["simulated", "simulated (2)"] and own in axes.lines
+    assert sum(isinstance(area, PolyCollection) for area in axes.collections) == 2  # bands, each once
 
 
 def test_f_is_compute_to_the_power_b():
