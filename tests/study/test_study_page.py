@@ -1,8 +1,11 @@
 """The page of a study with known truth: verdicts, every figure, in a browser at any width."""
 
+import math
+
 import pytest
 from simulated_study import KNOWN, Truth, write_study
 
+from scalerl.reading.pages.figure import Line
 from scalerl.reading.pages.frozen import write_page
 from scalerl.reading.pages.page import page
 from scalerl.reading.pages.study import study_results
@@ -85,3 +88,11 @@ def test_a_heading_sorts_with_unknown_values_last_in_both_directions(opened):
         shown = opened.column(column)
         known = [float(value) for value in shown[:4]]
         assert known == sorted(known, reverse=not ascending) and shown[4:] == ["–", "–"]
+
+
+def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(results):
+    shown = STUDY_FIGURES["slopes"](results)
+    (line,) = [one for one in shown.series if isinstance(one, Line) and one.legend]
+    slope = math.log(line.y[1] / line.y[0]) / math.log(line.x[1] / line.x[0])
+    assert slope == pytest.approx(results.arm("scalerl").efficiency.mean, rel=0.03)
+    assert f"A = {results.common_asymptote:.3f}" in shown.caption

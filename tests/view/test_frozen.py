@@ -62,3 +62,14 @@ def test_a_run_without_a_forecast_has_its_points_and_the_reason(tmp_path):
     (figure,) = blocks["figures"]["figures"]
     assert figure["name"] == "curves" and len(figure["data"]) == 1 and len(figure["data"][0]["x"]) == 3
     assert "table" not in blocks
+
+
+def test_several_run_directories_have_their_metrics_and_differences(run, tmp_path, capsys):
+    report(capsys, run, tmp_path / "runs/other", "-o", tmp_path / "page.html")
+    blocks = frozen_json(tmp_path / "page.html")["page"]["blocks"]
+    figures = [one for block in blocks if block["kind"] == "figures" for one in block["figures"]]
+    (metrics,) = [one for one in figures if one["name"] == "metrics"]
+    loss = metrics["choices"]["Metric"]["learning: Loss"]["data"]
+    assert [trace["name"] for trace in loss if trace["showlegend"]] == ["mine", "other"]
+    (differing,) = [block for block in blocks if block.get("title") == "Differences between their configurations"]
+    assert [[cell["text"] for cell in row] for row in differing["rows"]] == [["seed", "0", "7"]]
