@@ -330,7 +330,7 @@ def test_an_added_setting_without_a_prediction_is_reported():
 
 def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(monkeypatch):
     """60 settings on one axis have about 20 directions; the draws are those of all 60, up to rounding."""
-    settings = [{"width": float(w)} for w in np.geomspace(32, 256, 60)]
+    settings = [{"width": float(w)} for w in np.geomspace(32, 256, 60)] * 2
     clouds = [cloud(theta({**setting, "batch": 16.0}), [0.1, 0.2, 0.1, 0.01]) for setting in settings]
     law = pooled(clouds, settings, False)
     assert law.scatter.basis_UB.shape[1] < 30 and not law.scatter.is_whole
