@@ -1,5 +1,6 @@
 """`scalerl watch` in a separate process, and requests to it."""
 
+import encodings.idna  # noqa: F401 - before a test opens a socket as a user who may not read Python's files
 import http.client
 import json
 import os

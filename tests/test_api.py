@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from itertools import groupby
 
 import matplotlib
@@ -16,7 +15,6 @@ import runs
 import scalerl
 from scalerl.api import _configure
 from scalerl.training.config.overrides import read_config
-from scalerl.training.loop import launch
 
 matplotlib.use("Agg")
 
@@ -119,35 +117,3 @@ def test_two_underscores_stand_for_a_dot_and_short_names_are_those_of_the_comman
     # only the given fields of a configuration change, so gspo does not set its default "sample"
     other = [*words[:4], "--seed", "2", "--recipe.loss", "gspo", "--recipe.aggregation", "prompt"]
     assert _configure(given, {"recipe.loss": "gspo"}) == (read_config(None, other), [])
-
-
-def test_every_public_name_can_be_imported():
-    assert len(scalerl.__all__) > 10
-    for name in scalerl.__all__:
-        assert getattr(scalerl, name) is not None
-
-
-@pytest.mark.slow
-def test_a_run_that_starts_in_another_thread_changes_no_bit(lab_model, tmp_path, monkeypatch):
-    """The second run waits in the middle of its start until the first has ended."""
-    original = launch.load_prompts
-
-    def waiting(*arguments):
-        if threading.current_thread().name == "second":
-            first.join(120)
-        return original(*arguments)
-
-    def train(name):
-        scalerl.train(model=str(lab_model), run_dir=tmp_path / name, steps=30, progress=False, **FIELDS)
-
-    monkeypatch.setattr(launch, "load_prompts", waiting)
-    train("alone")
-    first, second = (threading.Thread(target=train, name=name, args=(name,)) for name in ("first", "second"))
-    first.start()
-    runs.wait_for(lambda: runs.rows(tmp_path / "first", "metrics.jsonl"), what="the first step")
-    second.start()
-    second.join(300)
-    expected = runs.outcome(tmp_path / "alone")
-    assert len(expected["metrics.jsonl"]) == 30
-    assert runs.outcome(tmp_path / "first") == expected
-    assert runs.outcome(tmp_path / "second") == expected

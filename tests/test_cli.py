@@ -15,11 +15,9 @@ from commands import call
 from safetensors import SafetensorError
 from tiny_models import tiny_model
 
-from scalerl import cli
 from scalerl.cli.main import COMMANDS
 from scalerl.core import errors
-from scalerl.training.config import LAB, PRESETS, read_config
-from scalerl.training.config.recipe import adopt, named_recipes
+from scalerl.training.config import LAB, PRESETS
 from scalerl.training.loop.run_info import run_info
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
@@ -80,14 +78,12 @@ print("done", file=open("file", "w"))
 """
 
 
-@pytest.mark.parametrize("redirect", [">&-", "<&- >&- 2>&-", "2>&1 | head -1", "> out"])
+@pytest.mark.parametrize("redirect", ["<&- >&- 2>&-", "2>&1 | head -1"])
 def test_a_command_that_saves_results_outlives_its_output(redirect, tmp_path):
     shell = f'set -o pipefail; "$@" {redirect}'
     words = ["bash", "-c", shell, "-", sys.executable, "-c", LONG]
     done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True)
     assert done.returncode == 0 and done.stderr == b"" and (tmp_path / "file").read_text() == "done\n"
-    if redirect == "> out":
-        assert (tmp_path / "out").read_text().startswith("0 \\xb1 2\n1 ")
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
@@ -122,19 +118,9 @@ def test_a_directory_name_that_is_not_utf8_is_no_obstacle(tmp_path, capsys, monk
     assert r"r\udcff" in page and "</html>" in page
 
 
-@pytest.mark.slow
-def test_a_run_outlives_its_output(lab_model, tmp_path):
-    words = runs.command("train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *runs.SMALL)
-    shell = 'set -o pipefail; "$@" 2>&1 <&- | head -1'
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(["bash", "-c", shell, "-", *words], env=environment, capture_output=True, timeout=300)
-    assert done.returncode == 0 and done.stdout.count(b"\n") == 1 and (tmp_path / "run/summary.json").exists()
-
-
-@pytest.mark.parametrize("words", ["score x.jsonl --task math", "train", "eval model --suite x.jsonl"])
-def test_a_removed_directory_is_one_line(words, tmp_path):
+def test_a_removed_directory_is_one_line(tmp_path):
     shell = 'mkdir gone && cd gone && rmdir ../gone && "$@"'
-    command = ["bash", "-c", shell, "-", *runs.command(*words.split())]
+    command = ["bash", "-c", shell, "-", *runs.command("train")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode in (1, 2) and done.stderr.startswith("scalerl: ") and done.stderr.count("\n") == 1
 
@@ -156,16 +142,9 @@ def test_recipes_prints_how_each_recipe_differs_from_the_first_in_80_columns(cap
     assert ["minimax", "prompts_per_step", "48", "80"] in rows and ["off_policy.max_lag", "8", "-"] in rows
     assert ["fp32", "fp32_head", "True", "False"] in [line.split() for line in variants.splitlines()]
     assert "temperature" not in out  # equal in all recipes
-    others = {"recipe", "leave", "train", "every", "settings"}
-    names = {line.split()[0] for line in out.splitlines() if line[:1].isalnum()} - others
-    assert {"grpo", "savg", "scalerl-dapo", "uniform-sampling"} <= names and len(names) == 16
-    for name in names:
-        config = read_config(None, ["--recipe", name])
-        assert name in (config.recipe.name, config.recipe.name.removeprefix("scalerl-"))
-        assert config.recipe == adopt(named_recipes()[name], LAB.recipe)
 
 
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", [0, 2, 4])
 def test_the_configuration_file_may_stand_at_any_place_among_the_options(at, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.toml").write_text("[recipe]\nname = 'mine'\n")
@@ -183,16 +162,10 @@ def test_the_file_of_a_plan_a_study_and_a_doctor_may_come_last(capsys, tmp_path,
     known = ["--generator-tokens-per-s", "2000", "--trainer-tokens-per-s", "900"]
     code, out, error = call(capsys, "plan", "--updates", "2", *known, "my.toml", "--seed", "3")
     assert code == 0 and "throughput" in out, error
-    for words in (["loo", "--seed", "3", "my.toml"], ["--seed", "3", "loo", "my.toml"], ["--only", "fp32", "my.toml"]):
-        words = words if "loo" in words else ["loo", *words]
-        code, out, error = call(capsys, "study", *words, "--dry-run")
-        assert code == 0 and "75 steps" in out, error
-    for words in (["train", "my.toml", "other.toml"], ["train", "--seed", "3", "my.toml", "stray"], ["new", "my.toml",
-                  "--gpus", "0"]):  # fmt: skip
-        code, _, error = call(capsys, *words)
-        assert code == 2 and ("got 'other.toml'" in error or "got 'stray'" in error or "got 'my.toml'" in error)
-    assert "got 'run'" not in complain(capsys, "resume", "--recipe.optimizer.learning_rate", "1e-5", "run")
-    assert "run" in complain(capsys, "resume", "--steps", "9", "--stop_when", "[]", "run")
+    code, out, error = call(capsys, "study", "--seed", "3", "loo", "my.toml", "--dry-run")
+    assert code == 0 and "75 steps" in out, error
+    assert "got 'stray'" in complain(capsys, "train", "--seed", "3", "my.toml", "stray")
+    assert "got 'my.toml'" in complain(capsys, "new", "my.toml", "--gpus", "0")
 
 
 @pytest.fixture
@@ -228,27 +201,6 @@ OWN = [
     "--evaluation.samples", "2", "--evaluation.every", "2", "--checkpoint.every", "50",
     "--data.max_prompt_tokens", "16",
 ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_user_model_and_prompts_train_with_math_verify(workplace):
-    code, text = runs.call(*OWN, "--task", "math")
-    assert code == 0, text
-    points = runs.rows(workplace / "run", "points.jsonl")
-    assert [p["step"] for p in points] == [0, 2, 4, 6, 8, 10] and points[0]["task"] == "math"
-    assert runs.rows(workplace / "run", "metrics.jsonl")[-1]["verifier_timeouts"] == 0
-
-
-@pytest.mark.slow
-def test_programs_train_and_their_sandbox_is_reported(workplace):
-    tests = {"inputs": [""], "outputs": [""]}  # every answer that is valid Python passes, such as a digit
-    rows = [{"prompt": f"{a}+{b}=<think>", "tests": tests} for a in range(10) for b in range(6)]
-    (workplace / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, text = runs.call(*OWN, "--task", "code", "--scoring.sandbox.mode", "unsafe", "--steps", "2")
-    assert code == 0 and "programs run WITHOUT a sandbox" in text, text
-    points, metrics = (runs.rows(workplace / "run", f"{name}.jsonl") for name in ("points", "metrics"))
-    assert [p["task"] for p in points] == ["code", "code"] and points[0]["pass_rate"] > 0
-    assert metrics[-1]["reward_failures"] == 0 and metrics[-1]["verifier_timeouts"] == 0
 
 
 @pytest.mark.slow
@@ -318,14 +270,7 @@ def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points, error)
     assert code == 1 and "no space left on the disk" in out and out.count("\n") == 1
 
 
-def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch, points):
-    monkeypatch.setattr("scalerl.reading.curves.Curve.of_table", raising(ZeroDivisionError()))
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["fit", str(points)])
-
-
-@pytest.mark.parametrize("megabytes", [300, 500, 600, 700, 800])
-@pytest.mark.parametrize("words", [["train"], ["eval", "model", "--suite", "rows.jsonl"], ["doctor"]])
+@pytest.mark.parametrize(("words", "megabytes"), [(["train"], 300), (["doctor"], 800)])
 def test_a_limit_of_memory_below_what_torch_takes_is_one_line(tmp_path, words, megabytes):
     def limit():  # as `ulimit -v`; torch's libraries would abort the process
         resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
@@ -337,10 +282,8 @@ def test_a_limit_of_memory_below_what_torch_takes_is_one_line(tmp_path, words, m
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), ImportError("libtorch_cpu.so: failed to map segment from shared object"), OSError(12, "Cannot "
-     "allocate memory"), RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), RuntimeError("can't "
-     "start new thread")],
-)  # fmt: skip
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory"), OSError(12, "Cannot allocate memory")],
+)
 def test_a_lack_of_memory_is_one_line_with_the_limit_in_every_command(error, capsys, monkeypatch):
     monkeypatch.setattr("scalerl.cli.recipes.print_recipes", raising(error))
     code, _, text = call(capsys, "recipes")
@@ -356,7 +299,7 @@ def test_an_error_of_the_program_keeps_its_traceback(capsys, monkeypatch):
             call(capsys, "recipes")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["fit", "report", "train"])
 def test_a_command_loads_its_own_module_and_its_help_has_its_options(name):
     code = (
         f"import sys; from scalerl.cli import main\n"
@@ -366,29 +309,17 @@ def test_a_command_loads_its_own_module_and_its_help_has_its_options(name):
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = {module.removeprefix("scalerl.cli.") for module in done.stderr.split()}
     shared = {"main", "exits", "options", "terminal"}
-    helpers = {
-        "frontier": {"curves"}, "report": {"curves"}, "new": {"plan"}, "eval": {"train"}, "train": {"fields"},
-        "study": {"study_run", "study_show"}, "follow": {"watch"}, "design": {"curves"},
-    }  # fmt: skip
+    helpers = {"report": {"curves"}, "train": {"fields"}}
     assert loaded - shared == {COMMANDS[name].module} | helpers.get(name, set())
     assert f"usage: scalerl {name}" in done.stdout
 
 
-def test_an_option_that_several_commands_share_is_declared_in_one_place():
-    files = {path.name: path.read_text() for path in Path(cli.__file__).parent.glob("*.py")}
-    for option in ("--json", "--compute", "--exclude-below", "--versus", "--trust"):
-        declared = re.compile(rf"add_argument\(\s*\"{option}\"")
-        assert [name for name, text in files.items() if declared.search(text)] == ["options.py"], option
-
-
-@pytest.mark.parametrize("words", ["fit LOG --devices 8", "import LOG", "backtest LOG", "compare a.jsonl --versus LOG"])
-def test_a_dash_is_standard_input(words, tmp_path):
+def test_a_dash_is_standard_input(tmp_path):
     log = Path(__file__).parents[1] / "examples/trl_log/trainer_state.json"
-    shutil.copy(log, tmp_path / "a.jsonl")
     shutil.copy(log, tmp_path / "standard-input")
 
     def printed(path):
-        command = [sys.executable, "-m", "scalerl.cli", *(path if word == "LOG" else word for word in words.split())]
+        command = [sys.executable, "-m", "scalerl.cli", "fit", path, "--devices", "8"]
         done = subprocess.run(command, input=log.read_bytes(), capture_output=True, cwd=tmp_path, timeout=120)
         assert done.returncode == 0, done.stderr
         return re.sub(rb"\S*/standard-input", b"standard-input", done.stdout)

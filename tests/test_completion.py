@@ -38,11 +38,8 @@ def script(request, scripts, capsys):
 @pytest.mark.parametrize(
     ("words", "proposals"),
     [
-        ("scalerl fore", {"forecast"}),
         ("scalerl re", {"report", "resume", "recipes"}),
-        ("scalerl fit --dev", {"--devices"}),
         ("scalerl train --recipe.loss.", {"--recipe.loss.kind", "--recipe.loss.max_ratio"}),
-        ("scalerl train --dry", {"--dry-run"}),
     ],
 )
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

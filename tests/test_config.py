@@ -99,20 +99,14 @@ def written(directory, text, *words):
         ("--loss.max_ratio 4", "--recipe.loss.max_ratio"),
         ("--recipe.lss x", "recipe.loss"),
         ("--recipe.learning_rate 1", "did you mean --recipe.optimizer.learning_rate"),
-        ("--learning_rate 1", "did you mean --recipe.optimizer.learning_rate"),
-        ("--model.learning_rate 1", "did you mean --model.warm_start.learning_rate"),
-        ("--recipe.batches 1", "did you mean --recipe.off_policy.batches"),
-        ("--loss.kind gspo", "did you mean --recipe.loss.kind"),
         ("--recipe grpoo", "did you mean 'grpo'.*allowed: .*scalerl"),
         ("--recipe.loss.max_ratio", "value is needed"),
-        ("--preset labb", "'lab'"),
         ("--data p.jsonl", "give --model"),
         ("--model.experts 4 --model.active_experts 6", "1 to experts = 4"),
         ("--data.share -1", "data.*share"),
         ("--data.share 0.3", "one task"),
         ("--data.held_out 0", "data.held_out: got 0"),
         ("--placement.generators 4 --rollouts.slots 3", "rollouts.slots: got 3"),
-        ("--rollouts.slots 0", "rollouts.slots: got 0"),
         ("--placement.servers ['http://a:1']", "engine = 'vllm'"),
         ("--placement.engine vllm --placement.servers ['a:1']", "got 'a:1'"),
         (
@@ -134,10 +128,8 @@ def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, expected):
 @pytest.mark.parametrize(
     ("text", "words", "expected"),
     [
-        ("stepps = 3\n", [], "'steps'"),
         ("[recipe]\nlearning_rate = 1\n", [], "did you mean 'optimizer.learning_rate'"),
         ("recipe = 'grpoo'\n", [], "did you mean 'grpo'"),
-        ("[recipe.loss]\nmax_ratio = 0\n", [], "recipe.loss.max_ratio: got 0"),
         (TWO_TASKS, ["--data.prompts", "3"], "arithmetic, lines"),
         ("data = []\n", [], "no task"),
         ('[[data]]\nkind = "arithmetic"\n' * 2, [], "'arithmetic'"),
@@ -149,8 +141,7 @@ def test_an_invalid_file_is_an_error_with_its_name_and_place(tmp_path, text, wor
 
 
 LOOKS = [
-    *("2024", "2024-01-02", "2024-01-02T03:04:05Z", "12:30:00", "1e3", "1.50", "-1", "0x10", "1_000", "inf", "nan"),
-    *("true", "none", "", "[a]", "[1, 2]", "[]", "{a = 1}", "{}", "# x", "1 # x", "1,", "a = 1", "--x", '"a" and "b"'),
+    *("2024-01-02", "1e3", "none", "", "[1, 2]", "{a = 1}", "1 # x", "--x", '"a" and "b"'),
 ]
 MINE = ["--model", "m", "--data", "p.jsonl"]
 
@@ -161,17 +152,6 @@ def test_text_is_what_was_typed_whatever_it_looks_like(text, tmp_path):
     assert (config.recipe.name, config.data[0].system_prompt, config.data[0].name) == (text, text, text)
     assert written(tmp_path, to_toml(config)) == config
     assert written(tmp_path, TWO_TASKS, "--data.lines.name", text).data[1].name == text
-
-
-@pytest.mark.parametrize("text", [text for text in LOOKS if text not in ("", "[]", "{}", "{a = 1}")])
-def test_a_path_may_look_like_a_number_a_date_or_a_list(text):
-    config = read_config(None, ["--model", text, "--data", text])
-    assert (config.model.path, config.data[0].path) == (text, text)
-
-
-def test_a_text_in_quotes_is_a_toml_string():
-    for text, value in (('"2024"', "2024"), (r'"a\nb"', "a\nb"), ("'''x'''", "x"), ('"a" "b"', '"a" "b"')):
-        assert read_config(None, ["--recipe.name", text]).recipe.name == value
 
 
 def test_other_fields_are_read_by_their_types():
@@ -191,11 +171,8 @@ def test_other_fields_are_read_by_their_types():
 
 @pytest.mark.parametrize(
     ("field", "text"),
-    [
-        ("seed", "true"), ("seed", "2024-01-02"), ("rollouts.slots", "2024-01-02"), ("stop_when", "[1]"),
-        ("recipe.loss", "2024"), ("data.operations", "2024-01-02"), ("recipe.retire_pass_rate", "1 # x"),
-    ],
-)  # fmt: skip
+    [("seed", "true"), ("stop_when", "[1]"), ("recipe.loss", "2024"), ("recipe.retire_pass_rate", "1 # x")],
+)
 def test_a_word_of_another_type_is_an_error_that_shows_it_as_typed(field, text):
     shown = text.strip("[]")
     with pytest.raises(ConfigError, match=f"{field}.*got '{re.escape(shown)}'"):
@@ -211,12 +188,6 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
     changed = written(tmp_path, TWO_TASKS, "--data.lines.prompts", "300", "--data.arithmetic.share", "1")
     assert changed.data[1].prompts == 300 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
-
-
-def test_several_user_files_start_from_sizes_for_one_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.training.config.presets.sees_gpu", lambda: True)
-    config = written(tmp_path, TWO_FILES, "--model", "m")
-    assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["small"].recipe
 
 
 def test_every_field_is_documented():

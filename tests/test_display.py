@@ -9,9 +9,7 @@ from rich.console import Console
 
 from scalerl.core.types import EvalPoint
 from scalerl.training.config import LAB
-from scalerl.training.config.base import replace
 from scalerl.training.loop.display import RunDisplay
-from scalerl.training.loop.run_info import run_info
 
 ROW = {
     "step": 9, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,
@@ -32,21 +30,6 @@ def display(terminal):
     shown = RunDisplay(LAB, console)
     shown.start()
     return shown, console.file
-
-
-def test_the_live_table_fits_80_columns_also_with_large_numbers():
-    shown, _ = display(terminal=True)
-    large = {"step": 12_345, "generator_tokens_per_s": 123_456.0, "trainer_tokens_per_s": 1_234_567.0, "epoch": 123}
-    shown._config = replace(LAB, steps=123_456)
-    shown._view.info = run_info(shown._config)
-    shown.step({**ROW, **large, "retired_prompts": 123_456, "kept_prompts": 512, "prompts": 512, "trainer_idle": 1.0})
-    shown.point(points(6, task="a-task-with-a-name-of-many-characters"))
-    console = Console(file=io.StringIO(), width=80)
-    console.print(shown._render())
-    shown.stop()
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) >= 8 and max(map(len, lines)) <= 80 and "…" not in "".join(lines)
-    assert "1,234,567 tok/s, 100% idle" in lines[2] and "123456 prompts, epoch 123" in lines[5]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -5,30 +5,22 @@ import os
 import shutil
 import subprocess
 import sys
-import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import runs
 from doc_pages import json_keys
 from json_rows import write_rows
-from texts import rollout
 
 from scalerl.cli import main
 from scalerl.cli.eval import eval_config, eval_parser
-from scalerl.core.types import Group, Prompt
 from scalerl.training.config import LAB
 from scalerl.training.config.base import build, replace
 from scalerl.training.config.data import PromptFile
 from scalerl.training.config.model import HuggingFaceModel
 from scalerl.training.config.overrides import to_toml
-from scalerl.training.engines import pipeline
-from scalerl.training.loop import evaluation, suites
 from scalerl.training.loop.suites import pass_at_k, pass_at_powers
-from scalerl.training.loop.warm_start import make_tokenizer
-from scalerl.training.models.text import TokenText
 
 
 def passes(*rows):
@@ -175,43 +167,6 @@ def test_vllm_and_the_torch_engine_complete_prompts_alike(place):
     assert sum(a == b for a, b in zip(torch_texts, vllm_texts, strict=True)) >= 32 and len(vllm_texts) == 40
     assert len({text for _, text in vllm_texts}) > 5 and vllm_suite.keys() == torch_suite.keys()
     assert vllm_suite["mean"] == pytest.approx(torch_suite["mean"], abs=0.15) and vllm_suite["tokens_per_s"] > 0
-
-
-def test_groups_are_scored_and_dropped_while_others_are_sampled(tmp_path, monkeypatch):
-    made, most_alive = set(), []
-
-    def generate(engines, visits, samples, seed, purpose, finished):
-        """Every second prompt, then the others: 2 of 3 samples of every fourth prompt pass."""
-        for index in [*range(1, len(visits), 2), *range(0, len(visits), 2)]:
-            right = [f"=<think>;</think>{index % 10 if index % 4 == 0 and s < 2 else 'x'}" for s in range(samples)]
-            rollouts = [rollout(tokenizer.encode(text), truncated=s == 2) for s, text in enumerate(right)]
-            for number, one in enumerate(rollouts):
-                made.add((index, number))
-                weakref.finalize(one.tokens, made.discard, (index, number))
-            most_alive.append(len(made))
-            finished(samples * len(most_alive))
-            yield index, Group(visits[index], tuple(rollouts), 0)
-
-    tokenizer = make_tokenizer()
-    evaluator = object.__new__(suites.SuiteEvaluator)
-    evaluator.config, evaluator._text = LAB, TokenText(tokenizer)
-    evaluator._on = lambda *words: None
-    evaluator._rule, evaluator._policy = SimpleNamespace(capacity=10), None
-    monkeypatch.setattr(evaluation, "generate", generate)
-    monkeypatch.setattr(suites, "check_length", lambda *words: None)
-    monkeypatch.setattr(pipeline, "MOST_PENDING", 8)
-    monkeypatch.setattr(suites.SuiteEvaluator, "_engines", lambda *words: [])
-    task = LAB.data[0]
-    prompts = [Prompt(f"{i:016x}", f"{i}", (1, 2), f"{i % 10}", task.curve) for i in range(200)]
-    result = evaluator.evaluate(task, prompts, 3, tmp_path / "texts.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
-    assert [row["prompt"] for row in rows] == [str(i) for i in range(200) for _ in range(3)]
-    assert [row["passed"] for row in rows] == [i % 4 == 0 and s < 2 for i in range(200) for s in range(3)]
-    assert result.mean == pytest.approx(0.25 * 2 / 3) and result.truncated == pytest.approx(1 / 3)
-    assert result.pass_at[3] == pytest.approx(0.25)
-    assert result.mean_tokens == pytest.approx(sum(row["tokens"] for row in rows) / 600)
-    assert max(most_alive) <= 3 * (8 + 4)  # of 600
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["texts.jsonl"]
 
 
 def test_a_file_is_judged_as_the_run_was_unless_a_reward_or_a_task_is_given(tmp_path, monkeypatch):

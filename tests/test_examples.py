@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,14 +58,6 @@ def test_a_script_trains_with_its_plug_in_and_shows_every_step(place, capsys, na
     )
 
 
-@pytest.mark.slow
-def test_the_logger_receives_the_columns_of_every_step_and_the_evaluations(place):
-    runpy.run_path(str(EXAMPLES / "own_logger.py"), run_name="__main__")
-    rows = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "reward" in row] == [1, 2, 3]
-    assert any(name.startswith("eval/") and name.endswith("/pass_rate") for row in rows for name in row)
-
-
 def test_the_uniform_engine_finishes_its_requests(capsys):
     runpy.run_path(str(EXAMPLES / "uniform_engine.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
@@ -103,26 +94,3 @@ def test_the_notebook_runs_and_is_stored_without_outputs(place, capsys, monkeypa
     assert (
         "  A       " in out and "the ceiling" in out and "measured: 0." in out and len(names["axes"].figure.axes) == 1
     )
-
-
-@pytest.mark.slow
-def test_the_study_of_environments_compares_one_that_fails_and_one_without_a_second_turn(place):
-    for name in ("own_environment.py", "tiny_model.py"):
-        shutil.copy(EXAMPLES / name, place)
-    subprocess.run([sys.executable, "tiny_model.py", "abcd>", "runs/lookups-model"], check=True)
-    text = (EXAMPLES / "environments.toml").read_text()
-    for old, new in (("steps = 160", "steps = 4"), ("every = 5", "every = 1"), ("per_step = 16", "per_step = 4")):
-        assert old in text
-        text = text.replace(old, new)
-    (place / "environments.toml").write_text(text)
-    code, text = runs.call("study", "environments.toml", "--seeds", "1", "--trust", "-o", "study")
-    assert code == 0, text
-    last = {
-        arm: runs.rows(place / f"study/{arm}/seed-0", "metrics.jsonl")[-1] for arm in ("lookups", "failing", "one-turn")
-    }
-    points = {arm: runs.rows(place / f"study/{arm}/seed-0", "points.jsonl") for arm in last}
-    # 5 evaluations of 64 x 8 and 4 steps of 4 x 16 completions; one reply in a hundred fails
-    assert last["lookups"]["reward_failures"] == last["one-turn"]["reward_failures"] == 0
-    assert 0 < last["failing"]["reward_failures"] < 0.05 * (5 * 512 + 4 * 64)
-    assert max(point["turns"] for point in points["lookups"]) > 1
-    assert all(point["turns"] == 1 and point["pass_rate"] == 0 for point in points["one-turn"])

@@ -129,11 +129,7 @@ def test_weights_sent_to_vllm_equal_the_exported_checkpoint(name, tmp_path):
     ("name", "noise"),
     [
         ("qwen3", {"attention_dropout": 0.5}),
-        ("opt", {"dropout": 0.5}),
         ("biogpt", {"hidden_dropout_prob": 0.5, "layerdrop": 0.5}),
-        ("seed-oss", {"residual_dropout": 0.5}),
-        ("gpt-bigcode", {"attn_pdrop": 0.5}),
-        ("mixtral", {"router_jitter_noise": 0.5}),
         ("phimoe", {"router_jitter_noise": 0.5, "input_jitter_noise": 0.5}),  # its router also samples in training mode
     ],
 )
@@ -156,13 +152,12 @@ def test_recomputed_activations_are_not_kept():
     assert len(plain) >= 4 and not recomputed
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_model_with_noise_in_updates_only_is_refused(checkpointing):
+def test_a_model_with_noise_in_updates_only_is_refused():
     policy = Policy(tiny_model("qwen3"))
     noisy = lambda module, inputs, out: out * 1.1 if torch.is_grad_enabled() else out  # noqa: E731
     policy.model.base_model.norm.register_forward_hook(noisy)
     with pytest.raises(ConfigError, match="in an update"):
-        SingleLearner(policy, Recipe(loss=Reinforce()), gradient_checkpointing=checkpointing)
+        SingleLearner(policy, Recipe(loss=Reinforce()), gradient_checkpointing=False)
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
@@ -184,7 +179,6 @@ EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 
     [
         ("Mamba", {"state_size": 4}, "linear_attention"),
         ("Rwkv", {"attention_hidden_size": 32}, "recurrent state"),
-        ("GPTNeo", {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4}, "kind local"),
         ("Qwen3Next", {**LINEAR, **EXPERTS, "num_key_value_heads": 2}, "linear_attention"),
     ],
 )
@@ -231,17 +225,12 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
     [
         # as the model cards of Qwen2.5 and Qwen3 write it, with the positions unchanged
         ({"rope_scaling": {"type": "yarn", **YARN}, "max_position_embeddings": 32}, 128),
-        ({"rope_scaling": {"rope_type": "yarn", **YARN}, "max_position_embeddings": 40}, 128),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN}, "max_position_embeddings": 40}, 128),
         # as DeepSeek and GPT-OSS write it, with the extended positions
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN}, "max_position_embeddings": 128}, 128),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.5},
           "max_position_embeddings": 40}, 100),
         # kinds that do not extend it
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "max_position_embeddings": 40}, 40),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}, "max_position_embeddings": 40}, 40),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                              **YARN}, "max_position_embeddings": 128}, 128),
     ],
 )  # fmt: skip
 def test_yarn_extends_the_original_positions_to_their_multiple(rope, limit):

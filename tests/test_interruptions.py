@@ -49,15 +49,6 @@ def test_what_user_code_raises_is_its_failure(kind):
     assert isinstance(in_thread(fails), kind)
 
 
-def test_a_child_that_ignores_interruptions_can_only_have_one_of_user_code():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with pytest.raises(PluginError, match=r"mine.reply raised KeyboardInterrupt"):
-            call(raiser(KeyboardInterrupt()), "mine.reply")
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped(signal.SIGTERM)])
 def test_a_signal_ends_the_command_inside_user_code(error):
     with pytest.raises(type(error)):

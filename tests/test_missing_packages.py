@@ -5,15 +5,11 @@ import json
 import math
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 from commands import call as command
 from simulated_study import Truth, write_study
 
-import scalerl
-import scalerl.reading.curves
 from scalerl.cli.watch import run_watch
 from scalerl.core.errors import ConfigError
 from scalerl.core.packages import EXTRAS
@@ -66,24 +62,10 @@ def base(place, code):
 @pytest.mark.parametrize(
     "words",
     [
-        ["train"],
         ["train", "--steps", "2", "--run-dir", "here"],
         ["resume", "run"],
-        ["eval", "model", "--suite", "rows.jsonl"],
-        ["eval", "model", "--suite", "rows.jsonl", "--engine", "vllm"],
         ["score", "rows.jsonl", "--task", "math"],
-        ["score", "rows.jsonl", "--task", "math", "--json"],
-        ["doctor"],
-        ["doctor", "--json"],
-        ["plan", "--rehearse"],
-        ["study", "loo"],
         ["study", "rates", "-o", "here"],
-        ["study", "resume", "study"],
-        ["score", "rows.jsonl", "--task", "arithmetic"],
-        ["recipes"],
-        ["new", "--model", "model", "--data", "rows.jsonl", "--gpus", "1"],
-        ["plan"],
-        ["upgrade", "run"],
     ],
     ids=" ".join,
 )
@@ -114,20 +96,13 @@ def test_all_names_of_the_package_can_be_imported_without_the_extra_and_training
 
 
 READING = [
-    "fit points.jsonl",
-    "fit points.jsonl --method paper",
-    "fit run --json",
     "forecast run points.jsonl --at 2x --target 0.6",
     "compare run --versus points.jsonl --compute flops",
-    "backtest run",
     "frontier w16 w32 w64 --vary model.width --budget 1e13",
-    pytest.param("design run --budget 1e13 --evaluations 11", marks=pytest.mark.slow),
     pytest.param("design --budget 100 --evaluations 11 --difference 0.1", marks=pytest.mark.slow),
     "import log.csv --metric reward -o imported.jsonl",
     "report run points.jsonl --versus w16 --compute flops",
-    "ls . run",
     "study show simulated",
-    "watch . --port 0",
     "watch log.csv --metric reward --port 0",
     "follow ended --json",
 ]
@@ -180,55 +155,7 @@ def test_a_command_for_logs_and_runs_works_in_the_base_install_and_loads_no_part
     assert code == 0 and "Traceback" not in error and (out or "import" in words), error
 
 
-def test_a_fit_loads_the_modules_of_a_fit(place):
-    """Of more than 300 in the package; nothing of comparisons, frontiers, importers, pages or the configuration."""
-    code, out, error = base(
-        place,
-        "from scalerl.cli import main; main(['fit', 'points.jsonl', '--json'])\n"
-        "print(*[name for name in sys.modules if name.startswith('scalerl')], file=sys.stderr)",
-    )
-    loaded = set(error.split())
-    assert code == 0 and json.loads(out)["advice"] and len(loaded) <= 53
-    packages = {".".join(name.split(".")[1 : 2 + (name.split(".")[1] == "reading")]) for name in loaded - {"scalerl"}}
-    assert packages == {"cli", "core", "reading", "reading.curves", "reading.pages", "reading.tables"}
-    assert (
-        not {f"scalerl.reading.curves.{name}" for name in ("comparison", "backtesting", "frontiers", "paper")} & loaded
-    )
-
-
-def test_every_name_of_scaling_is_what_it_says_whatever_was_imported_before():
-    for name in scalerl.reading.curves.__all__:
-        module = importlib.import_module(
-            getattr(getattr(scalerl.reading.curves, name), "__module__", "scalerl.reading.curves.law")
-        )
-        assert module.__name__.startswith(("scalerl.reading.curves.", "scalerl.reading.tables.")) and not isinstance(
-            getattr(scalerl.reading.curves, name), type(module)
-        )
-
-
-def test_python_fits_and_forecasts_in_the_base_install(place):
-    code, out, error = base(
-        place,
-        "import scalerl; run = scalerl.load('run'); own = run.fit(compute='flops')\n"
-        "assert str(run.forecast()) and run.advise() and run.step == 0\n"
-        "fit = scalerl.fit('points.jsonl', compute='flops'); assert fit.asymptote == own.asymptote\n"
-        "print(scalerl.forecast(fit).at[0].high > 0.2, scalerl.compare([fit], [own]))\n"
-        "assert scalerl.advise(fit, '2x', 0.01).action\n"
-        f"{LEFT}assert not left, left\n"
-        "try: run.config\nexcept scalerl.UserError as error: print(error)\n",
-    )
-    assert code == 0 and out.startswith("True ") and "pip install 'scalerl[train]'" in out.splitlines()[-1], error
-    assert error == ""
-
-
 def test_another_missing_module_is_not_hidden(monkeypatch, capsys):
     monkeypatch.setattr("scalerl.cli.recipes.print_recipes", lambda: importlib.import_module("no_such_module"))
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         command(capsys, "recipes")
-
-
-def test_the_extras_that_messages_recommend_have_those_packages():
-    declared = tomllib.loads((Path(scalerl.__file__).parents[1] / "pyproject.toml").read_text())
-    for extra, modules in EXTRAS.items():
-        needs = " ".join(declared["project"]["optional-dependencies"][extra]).replace("-", "_")
-        assert [name for name in modules if name not in (needs + " tokenizers huggingface_hub")] == []

@@ -107,7 +107,7 @@ def test_a_missing_metric_is_reported_and_the_run_continues(tmp_path):
     assert trainer.state.global_step == 2 and "no number in 'eval_accuracy'" in output[0] and "eval_reward" in output[0]
 
 
-def evaluate(callback, scores, seconds=36.0):
+def evaluate(callback, scores, name="eval_reward", seconds=36.0):
     """Pass the events of a run to a callback, without a trainer; return the step at which the callback stopped it."""
     args, control = SimpleNamespace(world_size=1), SimpleNamespace(should_training_stop=False)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True, num_input_tokens_seen=0, log_history=[])
@@ -115,8 +115,9 @@ def evaluate(callback, scores, seconds=36.0):
     for score in scores:
         state.global_step += 10
         callback.seconds += seconds
-        callback.on_log(args, state, control, logs={"eval_reward": score})
-        callback.on_evaluate(args, state, control, metrics={})
+        callback.on_log(args, state, control, logs={name: score})
+        if name == "eval_reward":
+            callback.on_evaluate(args, state, control, metrics={})
         if control.should_training_stop:
             return state.global_step
     return None
@@ -138,9 +139,9 @@ def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
     assert "this condition is ignored from now on" in output[-1]
 
 
-def test_an_invalid_setting_is_refused_at_once(tmp_path):
-    with pytest.raises(CurveError, match="axis"):
-        ForecastCallback(tmp_path / "p.jsonl", axis="flops")
+def test_a_condition_on_the_reward_of_training_stops_the_run(tmp_path):
+    callback = ForecastCallback(tmp_path / "p.jsonl", say=str).stop_when("falling")
+    assert evaluate(callback, [*FALLING, 0.1], "reward") == 220  # looks at 10, 13, 17 and 22 rows
 
 
 def test_a_resumed_run_does_not_overwrite_another_programs_file(tmp_path):

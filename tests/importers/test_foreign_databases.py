@@ -13,18 +13,11 @@ from scalerl.reading.tables.trackers import Patience
 
 ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) select "
 MLFLOW = "'r' as run_uuid, 'k' as key, i as value, i as step, i as timestamp from n"
-TRACKIO = "i as id, 0 as timestamp, 'r' as run_name, i as step, '{}' as metrics from n"
 COLUMNS = "(run_uuid, key, value, step, timestamp)"
 FOREIGN = {
     "an endless view of MLflow": [f"create view metrics as {ENDLESS}{MLFLOW}"],
-    "an endless view of Trackio": [f"create view metrics as {ENDLESS}{TRACKIO}"],
     "a virtual table": ["create virtual table metrics using fts5(run_uuid, key, value, step, timestamp)"],
-    "a step that is no number": [f"create table metrics {COLUMNS}", "insert into metrics values (1, 2, 3, 'x', 4)"],
     "no time": [f"create table metrics {COLUMNS}", "insert into metrics values ('a', 'k', 1, 1, null)"],
-    "a value of 0.9 GB": [
-        "create table metrics (run_uuid, value, step, timestamp, key as (zeroblob(900000000)))",
-        "insert into metrics values ('a', 1, 1, 1)",
-    ],
 }
 
 
@@ -65,18 +58,3 @@ def test_a_query_that_gives_no_row_in_time_ends_and_a_long_one_with_rows_does_no
     assert next(clock) > 200
     with pytest.raises(sqlite3.DatabaseError, match="no row in 60 s"):
         list(rows)
-
-
-def test_a_signal_during_a_query_ends_it(monkeypatch):
-    def monotonic():
-        if rows.gi_running and clock.asked:  # in SQLite
-            raise KeyboardInterrupt
-        clock.asked = True
-        return 0.0
-
-    clock = SimpleNamespace(asked=False, monotonic=lambda: 0.0)
-    monkeypatch.setattr(trackers, "time", clock)
-    rows = asked(f"{ENDLESS} max(i) from n")
-    clock.monotonic = monotonic
-    with pytest.raises(KeyboardInterrupt):
-        next(rows)

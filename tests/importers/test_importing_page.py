@@ -1,13 +1,8 @@
 """Runs every command and snippet of docs/importing.md in a directory with the files of the page."""
 
-import contextlib
-import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-import types
 from pathlib import Path
 
 import builders
@@ -15,11 +10,10 @@ import pytest
 from doc_pages import blocks
 
 from scalerl import cli
-from scalerl.reading.logs import read
 
 LOGS = Path(__file__).parent / "logs"
 PAGE = (Path(__file__).parents[2] / "docs/importing.md").read_text()
-IMPORT, EXPORT, TRACKER, TRAINER = blocks("docs/importing.md", "python")
+IMPORT = blocks("docs/importing.md", "python")[0]
 COMMANDS = [line for block in blocks("docs/importing.md", "bash") for line in block.splitlines()]
 COMMANDS += re.findall(r"\| `(scalerl import .+?)` \|", PAGE)
 NEEDS = {"events": "tensorboard"}
@@ -69,48 +63,3 @@ def test_imported_points_can_be_fitted_with_the_command_of_the_page(place, capsy
 def test_the_first_snippet_of_the_page_works(place, capsys):
     exec(IMPORT, {})
     assert "metric    val-core/gsm8k" in capsys.readouterr().out
-
-
-def test_the_output_of_the_page_is_that_of_its_commands(tmp_path, monkeypatch, capsys):
-    lines = blocks("docs/importing.md", "console")[0].splitlines()
-    monkeypatch.chdir(tmp_path)
-    Path("examples").symlink_to(Path(__file__).parents[2] / "examples")
-    assert cli.main(shlex.split(lines[0])[2:]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed] == [line.split()[0] for line in lines[1:]]
-    numbers = [[float(n) for n in re.findall(r"\d+\.\d+", "\n".join(part))] for part in (printed, lines)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=0.02)
-
-
-def test_the_export_of_the_page_writes_all_rows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = [{"_step": step, "eval/accuracy": step / 100, "_runtime": 60.0 * step} for step in range(9)]
-    run = types.SimpleNamespace(scan_history=lambda: iter(rows))
-    api = types.SimpleNamespace(run=lambda name: run)
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(Api=lambda: api))
-    exec(EXPORT, {})
-    assert len(read("history.jsonl", source="wandb", metric="eval/accuracy", devices=4).rows) == 9
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_snippet_of_the_callback_works(place):
-    pytest.importorskip("trl")
-    from tiny_grpo import grpo
-
-    with contextlib.redirect_stdout(None):
-        exec(TRAINER, {"trainer": grpo(place / "run", steps=4)})
-    assert len(Path("points.jsonl").read_text().splitlines()) == 2
-
-
-def test_the_snippet_for_a_tracker_logs_each_forecast(monkeypatch):
-    logged = []
-    forecast = {"event": "forecast", "forecast": {"at": [{"mean": 0.6}]}, "advice": {"gain": {"mean": 0.02}}}
-    lines = [json.dumps(change) for change in ({"event": "waiting"}, forecast)]
-    monkeypatch.setitem(
-        sys.modules, "wandb", types.SimpleNamespace(init=lambda **options: types.SimpleNamespace(log=logged.append))
-    )
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda *words, **options: contextlib.nullcontext(types.SimpleNamespace(stdout=lines))
-    )
-    exec(TRACKER, {})
-    assert logged == [{"scalerl/2x": 0.6, "scalerl/gain": 0.02}]

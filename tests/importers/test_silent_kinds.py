@@ -69,11 +69,6 @@ def cut(text: str, width: int = 47) -> str:
     return "".join(text[place : place + width] + "\n" for place in range(0, len(text), width))
 
 
-SETTINGS = """{'actor': {'lr': 1e-06,
-           'prompt': 'Answer {question',
-           'clip': 0.2},
- 'reward': {'weight': 0.5}}
-"""
 ANSWER = """Prompt: What is 3 + 4? Show your work.
 Answer: Step 1: add 3 and 4, total = 7
 Step 2: check: 7 - 4 = 3
@@ -87,30 +82,12 @@ ConnectionError: no reward: 0.01
 """
 
 CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
-    # 1: text that is not the log
-    "settings-with-a-brace": (
-        "run.log", SETTINGS + lines("{{'loss': {l}, 'reward': {r}, 'step': {n}}}", 9), {},
-        ("reward", TRAINING, 9, 0.38, 9)),
     "answers-with-steps": (
         "run.log", "".join(f"Step {n} | reward: {rise(n)} | loss: {loss(n)}\n{ANSWER}" for n in range(3, 13)), {},
-        ("reward", TRAINING, 10, 0.44, 12)),
-    "answers-under-a-header": (
-        "run.log", "".join(f"===== Step {n}/12 =====\n{ANSWER}reward: {rise(n)}\n" for n in range(3, 13)), {},
         ("reward", TRAINING, 10, 0.44, 12)),
     "tracebacks-between-steps": (
         "run.log", "".join(f"Step {n}: loss={loss(n)}\n{TRACE}reward: {rise(n)}\n" for n in range(1, 10)), {},
         ("reward", TRAINING, 9, 0.38, 9)),
-    "steps-in-words-of-a-header": (
-        "run.log", "".join(f"===== Step {n} =====\nreward: {rise(n)}\n=== Evaluation at step {n} ===\naccuracy: 0.5\n"
-                           for n in range(1, 8)), {"metric": "reward"},
-        ("reward", TRAINING, 7, 0.34, 7)),
-    "calls-of-tools": (
-        "run.log", "".join(f'Step {n}: reward={rise(n)}\n{{"name": "look", "arguments": {{"city":\n{{"name": "x"}}\n'
-                           for n in range(1, 10)), {}, ("reward", TRAINING, 9, 0.38, 9)),
-    # 2: cells of a notebook
-    "a-cell-that-prints-settings": (
-        "run.ipynb", notebook("x=1\ny=2\n", "x=3\nx=4\n", rows(8, reward=rise)), {},
-        ("reward", TRAINING, 8, 0.36, 8)),
     "a-cell-that-tries-the-reward": (
         "run.ipynb", notebook("answer -> Reward: 1.0\nanswer -> Reward: 0.0\n", lines("Step {n}: reward={r}", 8)), {},
         ("reward", TRAINING, 8, 0.36, 8)),
@@ -119,16 +96,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
                                                '"output_type": "execute_result", "data": ' + json.dumps(
                                                    {"text/plain": str(rows(8, reward=rise))})), {},
         ("reward", TRAINING, 8, 0.36, 8)),
-    "two-cells-with-runs": (
-        "run.ipynb", notebook("x=1\nx=2\n", rows(6, reward=rise), rows(9, reward=rise)), {},
-        "has 2 runs, told apart by the column run: cell 3, cell 2;"),
-    # 3: a score whose name does not say of which prompts
-    "accuracy-of-every-step": (
-        "run.jsonl", jsonl(rows(20, loss=loss, accuracy=rise, kl=loss)), {},
-        ("accuracy", TRAINING, 20, 0.6, 20)),
-    "success-of-every-step": (
-        "run.csv", csv(rows(20, success_rate=rise, entropy=loss)), {},
-        ("success_rate", TRAINING, 20, 0.6, 20)),
     "accuracy-of-some-steps": (
         "run.jsonl", jsonl(rows(40, reward=loss, accuracy=lambda n: None if n % 5 else rise(n))), {},
         ("accuracy", HELD_OUT, 8, 1.0, 40)),
@@ -139,29 +106,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "accuracy-before-training": (
         "run.jsonl", jsonl([{"step": n, "accuracy": rise(n), **({"reward": loss(n)} if n else {})} for n in range(9)]),
         {}, ("accuracy", HELD_OUT, 9, 0.36, 8)),
-    # 4: what is no mean
     "best-of-all": (
         "run.jsonl", jsonl(rows(9, best_reward=lambda n: 1.0, reward=rise)), {}, ("reward", TRAINING, 9, 0.38, 9)),
-    "components": (
-        "run.jsonl", jsonl(rows(9, **{"rewards/correctness": lambda n: 0.5, "rewards/format": rise, "reward": rise})),
-        {}, ("reward", TRAINING, 9, 0.38, 9)),
-    "a-total-of-components": (
-        "run.csv", csv(rows(9, **{"reward/answer": lambda n: 0.4, "reward/form": loss, "reward/total": rise})), {},
-        ("reward/total", TRAINING, 9, 0.38, 9)),
-    "the-best-of-a-population": (
-        "run.csv", csv(rows(9, population_best_score=lambda n: 1.0, format_reward=lambda n: 0.9, mean_score=rise)), {},
-        ("mean_score", TRAINING, 9, 0.38, 9)),
-    "best-of-many-answers-is-held-out": (
-        "run.jsonl", jsonl(rows(9, **{"val/best@8": rise})), {}, ("val/best@8", HELD_OUT, 9, 0.38, 9)),
-    # 5: several lines of one step
-    "a-line-per-sample": (
-        "run.log", "".join(f"Step {n} sample {k}: reward={rise(n) + 0.1 * (k - 1)}\n"
-                           for n in range(1, 9) for k in range(3)), {},
-        ("reward", TRAINING, 8, 0.36, 8)),
-    "samples-without-a-step": (
-        "run.log", "".join("sample reward: 0.9\n" * 8 + f"Step {n}: mean reward: {rise(n)}, step_time: 10s\n"
-                           for n in range(1, 9)), {"devices": 8},
-        ("mean reward", TRAINING, 8, 0.36, 8)),
     "rollouts-of-a-step": (
         "run.log", "".join(f"=== Step {n}/8 ===\n" + "".join(f"Rollout {k}: reward = 0.9\n" for k in range(1, 5))
                            + f"Mean reward: {rise(n)}\n" for n in range(1, 9)), {},
@@ -177,10 +123,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
         "run.jsonl", jsonl([{"step": n, "reward": rise(n)} for n in (1, 2, 3, 4, 5, 6)]
                            + [{"step": n, "reward": rise(n) + 0.2} for n in (5, 6, 7, 8)]), {},
         ("reward", TRAINING, 8, 0.56, 8)),
-    # 6: runs that share a value, or have a number
-    "seeds-with-the-same-start": (
-        "run.jsonl", jsonl([{"step": n, "eval/accuracy": 0.2 if n == 0 else rise(n) + 0.01 * seed}
-                            for seed in (1, 2, 3) for n in range(7)]), {}, "has 3 runs, told apart by restarts"),
     "tiers": (
         "run.csv", csv([{"num_actors": a, "step": n, "reward": rise(n) + 0.01 * a}
                         for a in (1, 2, 4) for n in range(6)]), {}, "3 runs, told apart by the column num_actors"),
@@ -189,13 +131,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "a-count-of-resumes": (
         "run.csv", csv([{"resumes": k, "step": 4 * k + n, "reward": rise(4 * k + n)} for k in range(3)
                         for n in range(6)]), {}, ("reward", TRAINING, 14, 0.46, 13)),
-    # 7: steps that start anew in each epoch
     "steps-of-an-epoch": (
         "run.json", json.dumps([{"epoch": e, "step": n, "reward": rise(10 * e + n)} for e in range(3)
                                 for n in range(10)]), {}, ("reward", TRAINING, 30, 0.78, 30)),
-    "epochs-of-a-console": (
-        "run.log", "".join(f"Epoch:[{e}/2]({n}/20) reward:{rise(20 * (e - 1) + n)} loss:{loss(n)}\n"
-                           for e in (1, 2) for n in range(5, 21, 5)), {}, ("reward", TRAINING, 8, 1.0, 40)),
     "one-epoch-of-a-console": (
         "run.log", "".join(f"Epoch:[1/1]({n}/1500) reward:{rise(n / 100)} loss:{loss(n)}\n"
                            for n in range(100, 1501, 100)), {}, ("reward", TRAINING, 15, 0.5, 1500)),
@@ -203,9 +141,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
         "run.log", "".join(f"Episode [{e}/3]:  {10 * n}%|##        | {n}/6 [00:10<01:00, 10.00s/it, "
                            f"reward={rise(6 * (e - 1) + n)}, kl=0.01]\n" for e in (1, 2, 3) for n in range(1, 7)), {},
         ("reward", TRAINING, 18, 0.56, 18)),
-    "batches-of-epochs": (
-        "run.log", "".join(f"[Epoch {e}] [Batch {n}/20] reward={rise(20 * (e - 1) + n)}\n" for e in (1, 2)
-                           for n in range(4, 21, 4)), {}, ("reward", TRAINING, 10, 1.0, 40)),
     "bars-within-bars": (
         "run.log", "".join(f"Episode [1/2]:  {n}%|#     | {n - 1}/9 [00:10<01:00,  1.00it/s]\n" + "".join(
             f"Train epoch [1/1]:  50%|##   | {k}/4 [00:01<00:01, 1.0it/s, pg=0.01, reward={rise(n)}, kl=0.1]\n"
@@ -213,27 +148,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "an-epoch-that-counts-on": (
         "run.csv", csv([{"epoch": n // 5, "step": n, "reward": rise(n)} for n in range(20)]), {},
         ("reward", TRAINING, 20, 0.58, 19)),
-    # 8: supervised training
-    "a-classifier": (
-        "run.csv", csv(rows(12, train_loss=lambda n: 1 / n, val_loss=lambda n: 1.1 / n, val_acc=rise)), {},
-        "supervised training"),
     "a-fine-tuning": (
         "run.jsonl", jsonl(rows(12, loss=lambda n: 2 / n, eval_f1=rise, learning_rate=loss)), {},
         "supervised training"),
-    "an-accuracy-that-was-asked-for": (
-        "run.csv", csv(rows(12, train_loss=lambda n: 1 / n, val_acc=rise)), {"metric": "val_acc"},
-        ("val_acc", HELD_OUT, 12, 0.44, 12)),
     "an-accuracy-with-a-policy-loss": (
         "run.csv", csv(rows(12, policy_loss=lambda n: 1 / n, val_acc=rise)), {}, ("val_acc", HELD_OUT, 12, 0.44, 12)),
-    # 9: documents
     "a-history-of-phases": (
         "run.json", json.dumps({"config": {"lr": 1e-6}, "history": {"train": rows(12, loss=loss),
                                                                       "eval": rows(6, accuracy=rise)}}), {},
         ("eval/accuracy", HELD_OUT, 6, 0.32, 6)),
-    "lists-two-objects-deep": (
-        "run.json", json.dumps({"runs": {"grpo": {"reward": [rise(n) for n in range(9)],
-                                                   "loss": [loss(n) for n in range(9)]}}}, indent=1), {},
-        ("reward", TRAINING, 9, 0.36, 9)),
     "values-by-step": (
         "rewards.json", json.dumps({str(10 * n): rise(n) for n in range(1, 9)}), {},
         ("rewards", TRAINING, 8, 0.36, 80)),
@@ -246,7 +169,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "a-document-without-rows": (
         "run.json", json.dumps({"config": {"lr": 1e-6}, "final": {"accuracy": 0.4}}, indent=2), {},
         "is a JSON document without rows; it has config, final"),
-    # 10: text that was cut at the width of a terminal
     "a-dictionary-that-was-cut": (
         "run.log", "".join(cut(f"{{'loss': {loss(n)}, 'grad_norm': 0.1234, 'rewards/accuracy/mean': {rise(n)}, "
                                f"'reward': 0.25, 'kl': 0.0}}") for n in range(1, 9)),
@@ -255,21 +177,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "verls-line-that-was-cut": (
         "run.log", "".join(f"step:{n} - actor/entropy:0.1 - critic/sc\nore/mean:{rise(n)} - critic/score/max:1.0\n"
                            for n in range(1, 9)), {}, ("critic/score/mean", TRAINING, 8, 0.36, 8)),
-    "a-dictionary-on-two-lines": (
-        "run.log", "".join(f"{{'loss': {loss(n)},\n 'reward': {rise(n)}}}\n" for n in range(1, 9)), {},
-        ("reward", TRAINING, 8, 0.36, 8)),
-    # 11: the last line
-    "a-last-line-without-an-end": (
-        "run.log", lines("Step {n}: reward={r}", 9).rstrip("\n"), {}, ("reward", TRAINING, 9, 0.38, 9)),
-    "a-last-verl-line-without-an-end": (
-        "run.log", lines("step:{n} - critic/score/mean:{r} - actor/entropy:0.1", 9).rstrip("\n"), {},
-        ("critic/score/mean", TRAINING, 9, 0.38, 9)),
-    "a-last-object-that-was-cut": (
-        "run.jsonl", jsonl(rows(9, reward=rise))[:-8], {}, ("reward", TRAINING, 8, 0.36, 8)),
-    # 12: proposals
-    "settings-are-no-proposals": (
-        "run.jsonl", jsonl(rows(9, judge_temperature=lambda n: 0.7, g_total=rise)), {},
-        "its columns are g_total, judge_temperature;"),
     "commands-are-no-runs": (
         "run.csv", csv([{"command": f"python train.py --n {k} --fast", "step": n, "reward": rise(n) + k}
                         for k in range(3) for n in range(6)]), {}, "3 runs, told apart by restarts"),
@@ -277,13 +184,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any]] = {
         "run.jsonl", jsonl([{"run_name": name, "step": n, "reward": rise(n)}
                             for name, count in (("aborted", 2), ("whole", 9)) for n in range(count)]), {},
         "has 2 runs, told apart by the column run_name: whole, aborted;"),
-    # 13: names of several levels
-    "lengths-of-values": (
-        "run.jsonl", jsonl(rows(12, **{"val/sequence_lengths": lambda n: 100 + n, "objective/reward": rise})), {},
-        ("objective/reward", TRAINING, 12, 0.44, 12)),
-    "times-of-values": (
-        "run.jsonl", jsonl(rows(12, **{"val/num_stop_token_ids": lambda n: n, "reward": rise})), {},
-        ("reward", TRAINING, 12, 0.44, 12)),
     "an-evaluation-without-a-score": (
         "run.jsonl", jsonl(rows(12, eval_loss=loss, reward=rise)), {}, "evaluates (eval_loss) but logs no score"),
 }  # fmt: skip

@@ -34,9 +34,10 @@ def check(imported, source, expected=builders.EXPECTED):
     assert curve.axis == "device_hours" and len(curve) == len(expected) and curve.label
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("timer", ["timing_s/", "timing/"])  # some versions and forks write the second
-@pytest.mark.parametrize("make", [builders.verl_console, builders.verl_jsonl])
+@pytest.mark.parametrize(
+    ("make", "timer", "inside"),  # some versions and forks write the second timer
+    [(builders.verl_console, "timing_s/", False), (builders.verl_jsonl, "timing/", True)],
+)
 def test_verl_times_exclude_validation_and_checkpoints_in_all_versions(tmp_path, make, timer, inside):
     (path,) = write(tmp_path, run_log=make(inside).replace("timing_s/", timer))
     imported = read(path)
@@ -54,9 +55,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("unclosed", [False, True])
-@pytest.mark.parametrize("before", ["", "\x1b[36m(TaskRunner pid=71)\x1b[0m "])
-def test_settings_printed_over_several_lines_hide_nothing_and_are_no_evaluation(tmp_path, before, unclosed):
-    printed = pformat(SETTINGS, width=50).splitlines()
+def test_settings_printed_over_several_lines_hide_nothing_and_are_no_evaluation(tmp_path, unclosed):
+    before, printed = "\x1b[36m(TaskRunner pid=71)\x1b[0m ", pformat(SETTINGS, width=50).splitlines()
     printed = "".join(f"{before}{line}\n" for line in (printed[:-1] if unclosed else printed))
     (path,) = write(tmp_path, run_log=printed + builders.verl_console())
     imported = read(path)
@@ -65,22 +65,6 @@ def test_settings_printed_over_several_lines_hide_nothing_and_are_no_evaluation(
     unevaluated = re.sub(r" - (val-|timing_s/testing)[^ ]*", "", builders.verl_console())
     (path,) = write(tmp_path, run_log=printed + unevaluated)
     assert read(path).metric == "critic/score/mean"
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_verl_without_timers_of_phases_is_compared_with_the_steps_around_an_evaluation(tmp_path, inside):
-    phases = ("timing_s/gen", "timing_s/ref", "timing_s/update_actor")
-    rows = [{n: v for n, v in builders.verl_row(s, inside).items() if n not in phases} for s in builders.STEPS]
-    (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
-    imported = read(path)
-    check(imported, "verl")
-    assert any("subtracted" in note for note in imported.notes) == inside
-
-
-def test_verl_columns_with_the_names_of_mlflow_are_read(tmp_path):
-    (path,) = write(tmp_path, run_jsonl=builders.verl_jsonl().replace("@", "_at_"))
-    check(read(path), "verl")
-    check(read(path, metric="val-core/gsm8k/acc/mean_at_4"), "verl")
 
 
 def test_verl_gpus_are_computed_from_the_throughput_and_can_be_overridden(tmp_path):
@@ -92,28 +76,6 @@ def test_verl_gpus_are_computed_from_the_throughput_and_can_be_overridden(tmp_pa
     assert verl_devices(table_of([{f"perf/{name}": value for name, value in published.items()}])) == 8
 
 
-def test_verl_validation_before_training_has_no_compute(tmp_path):
-    first = json.dumps({"step": 0, "data": {"val-core/gsm8k/acc/mean@4": 0.01}}) + "\n"
-    (path,) = write(tmp_path, run_log=first + builders.verl_jsonl())
-    check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
-    # in wandb the row has no training/global_step, only wandb's own step
-    rows = [
-        {"_step": 0, "val-core/gsm8k/acc/mean@4": 0.01},
-        *({"_step": s, **builders.verl_row(s)} for s in builders.STEPS),
-    ]
-    (path,) = write(tmp_path, history_csv=builders.as_csv(rows))
-    check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
-
-
-def test_prime_rl_steps_start_at_0_and_exclude_evaluation(tmp_path):
-    (path,) = write(tmp_path, metrics_jsonl=builders.prime_rl())
-    imported = read(tmp_path, devices=8)
-    check(imported, "prime-rl")
-    assert imported.metric == "eval/aime/avg@8" and imported.rows[0]["tokens"] == 5 * 4800
-    imported = read(path)
-    assert imported.axis == "tokens" and "give devices= (--devices" in imported.axis_origin
-
-
 @pytest.mark.parametrize("with_times", [True, False])
 def test_prime_rl_of_2026_joins_evaluations_by_policy_version(tmp_path, with_times):
     train, evaluation = builders.prime_rl_of_2026()
@@ -123,21 +85,6 @@ def test_prime_rl_of_2026_joins_evaluations_by_policy_version(tmp_path, with_tim
     check(imported, "prime-rl")
     assert imported.metric == "eval/aime/effective/avg@8"
     assert ("the clock time" in imported.axis_origin) == (not with_times)
-
-
-def test_open_instruct_joins_evaluations_by_the_episode(tmp_path):
-    (path,) = write(tmp_path, history_csv=builders.open_instruct())
-    imported = read(path, devices=8)
-    check(imported, "open-instruct")
-    assert read(path, metric="eval/scores", bounds=(0, 10)).rows[-1]["metric"] == 3.0
-    assert "evaluation" in imported.axis_origin
-
-
-def test_skyrl_excludes_checkpoints_and_has_no_tokens(tmp_path):
-    (path,) = write(tmp_path, history_jsonl=builders.skyrl())
-    check(read(path, devices=8), "skyrl")
-    imported = read(path)
-    assert imported.axis == "step" and "--devices" in imported.axis_origin
 
 
 def test_trl_sums_its_own_step_times(tmp_path):
@@ -154,25 +101,11 @@ def test_trl_sums_its_own_step_times(tmp_path):
     ]
 
 
-def test_trl_a_resumed_run_is_one_curve():
-    imported = read(LOGS / "trl-resumed", devices=1)
-    hours = [row["device_hours"] for row in imported.rows]
-    assert [row["step"] for row in imported.rows] == [2, 4, 6, 8, 10, 12] and sorted(hours) == hours
-
-
 def test_trl_evaluation_sets_are_found_by_their_runtime_columns():
     imported = read(LOGS / "trl-two", task="few", metric="eval_rewards/digits/mean")
     history = json.loads((LOGS / "trl-two/trainer_state.json").read_text())["log_history"]
     few = [row["eval_rewards/digits/mean"] for row in history if "eval_few_runtime" in row]
     assert [row["pass_rate"] for row in imported.rows] == few and imported.rows[0]["task"] == "few"
-
-
-def test_trl_before_0_16_has_other_reward_names(tmp_path):
-    rows = [{"step": s, "completion_length": 80.0, "rewards/accuracy": 0.3, "reward": 0.3} for s in (5, 10)]
-    rows += [{"step": s, "eval_rewards/accuracy": s / 20, "eval_reward": s / 20} for s in (5, 10)]
-    (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
-    imported = read(path)
-    assert imported.source == "trl" and imported.metric == "eval_reward" and imported.axis == "step"
 
 
 def test_tensorboard_files_of_trl_are_read_by_tensorboard_itself():
@@ -188,23 +121,6 @@ def test_an_offline_run_of_wandb_gets_the_way_to_export_it(tmp_path):
         read(tmp_path)
 
 
-def test_a_wandb_history_of_an_unknown_framework_uses_the_clock(tmp_path):
-    rows = [{"_step": s, "_runtime": 100 + 60 * s, "loss": 0.1, "eval/accuracy": s / 100 if s % 5 == 0 else None}
-            for s in builders.STEPS]  # fmt: skip
-    (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
-    imported = read(path, source="wandb", devices=8)
-    check(imported, "wandb")
-    assert "evaluation" in imported.axis_origin
-
-
-def test_a_chart_exported_from_wandb_is_read_without_its_runs_name(tmp_path):
-    lines = ["Step,my-run - val-core/gsm8k/acc/mean@4,my-run - val-core/gsm8k/acc/mean@4__MIN"]
-    lines += [f"{step},{step / 100},{step / 100}" for step in builders.EVALUATED]
-    (path,) = write(tmp_path, chart_csv="\n".join(lines) + "\n")
-    imported = read(path)
-    assert imported.source == "verl" and imported.axis == "step" and len(imported.rows) == 6
-
-
 def test_a_table_keeps_its_columns(tmp_path):
     lines = ["gpu_hours,iteration,acc,se", *(f"{8 * n},{n},{n / 100},0.01" for n in range(6))]
     (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
@@ -213,13 +129,6 @@ def test_a_table_keeps_its_columns(tmp_path):
     assert imported.source == "table" and imported.rows[2] == {
         "step": 2, "device_hours": 16.0, "pass_rate": 0.02, "stderr": 0.01, "task": "acc", "kind": "training reward",
     }  # fmt: skip
-
-
-def test_a_table_of_seconds_is_summed(tmp_path):
-    lines = ["iteration,took,acc", *(f"{n},60,{n / 100}" for n in range(1, 31))]
-    (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
-    imported = read(path, metric="acc", columns={"step": "iteration", "seconds": "took"}, devices=8)
-    assert imported.rows[-1]["device_hours"] == pytest.approx(4.0)
 
 
 RUNS = (("slow", 100), ("fast", 50))
@@ -242,10 +151,8 @@ def test_one_run_of_several_in_a_file_is_chosen_by_its_name(tmp_path, text):
 
 
 @pytest.mark.parametrize(("column", "hours"), [
-    ("elapsed_hours", 2.0), ("Wall Clock (min)", 120.0), ("timing/elapsed_s", 7200.0), ("Time elapsed [hrs]", 2.0),
-    ("run_time_ms", 7.2e6), ("train/wall_minutes", 120.0), ("days", None), ("cpu-hours", None), ("node_hours", None),
-    ("GPU hours", 16.0), ("H100-hours", 16.0), ("train/total_gpu_h", 16.0), ("accelerator_hours", 16.0),
-    ("gpu_days", 2 / 3), ("A100 minutes", 960.0),
+    ("elapsed_hours", 2.0), ("Wall Clock (min)", 120.0), ("run_time_ms", 7.2e6), ("cpu-hours", None),
+    ("H100-hours", 16.0), ("gpu_days", 2 / 3),
 ])  # fmt: skip
 def test_hours_of_a_clock_are_multiplied_and_hours_of_devices_are_not(tmp_path, column, hours):
     """Two hours of eight devices, in the unit that a column's name has; None: it is neither."""
@@ -259,23 +166,6 @@ def test_hours_of_a_clock_are_multiplied_and_hours_of_devices_are_not(tmp_path, 
         assert log.axis == "device_hours" and log.rows[-1]["device_hours"] == pytest.approx(16.0)
 
 
-def test_the_console_of_prime_rl_is_not_taken_for_trl(tmp_path):
-    """Both print a completion length."""
-    lines = []
-    for step in range(30):
-        lines.append(
-            f"12:00:{step:02d}    INFO [Orchestrator] Step {step} | Time: 40.00s | Reward: {step / 60:.4f} | "
-            f"Seq. Length: 812.3 tokens/sample | Async Level: 1 | Max. Off-Policy Level: 2"
-        )
-        if step % 5 == 0:
-            score = f"Avg@4={step / 50:.4f}, Completion Length: 800.12"
-            lines.append(f"12:00:{step:02d}    INFO [Orchestrator] Evaluated math500 in 33.20s ({score})")
-    (tmp_path / "orchestrator.log").write_text("\n".join(lines) + "\n")
-    log = read(tmp_path / "orchestrator.log", devices=8)
-    assert (log.trainer, log.metric, log.training) == ("prime-rl", "Avg@4", False)
-    assert [row["pass_rate"] for row in log.rows] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-
-
 @pytest.mark.parametrize(("words", "steps"), [
     (["0k", "2k", "4.5k", "8k", "9k"], [0, 2000, 4500, 8000, 9000]),
     ([f"checkpoint-{step}" for step in (50, 100, 200, 400, 800)], [50, 100, 200, 400, 800]),
@@ -286,23 +176,6 @@ def test_steps_that_are_text_are_steps(tmp_path, words, steps):
     rows = [f"{word},{n / 10}" for n, word in enumerate(words)]
     (tmp_path / "log.csv").write_text("\n".join([f"{column},val_acc", *rows]) + "\n")
     assert [row["step"] for row in read(tmp_path / "log.csv").rows] == steps
-
-
-def test_tokens_in_billions_are_the_compute(tmp_path):
-    rows = [f"{n * n / 10},{n / 10}" for n in range(6)]
-    (tmp_path / "log.csv").write_text("\n".join(["tokens (B),val_acc", *rows]) + "\n")
-    log = read(tmp_path / "log.csv")
-    assert log.axis == "tokens" and [row["tokens"] for row in log.rows] == pytest.approx(
-        [0, 1e8, 4e8, 9e8, 1.6e9, 2.5e9]
-    )
-
-
-@pytest.mark.parametrize("name", ["eval/math", "val_aime_2024", "test/gpqa_diamond", "MATH-500", "AIME24 avg@8"])
-def test_an_evaluation_on_a_benchmark_is_a_score_before_the_reward_of_training(tmp_path, name):
-    rows = [{"step": n, "train/reward": n / 100, **({name: n / 60} if n % 5 == 0 else {})} for n in range(40)]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    log = read(tmp_path / "log.jsonl")
-    assert (log.metric, log.training, len(log.rows)) == (name, False, 8)
 
 
 def test_evaluations_without_a_step_have_that_of_the_row_before(tmp_path):
@@ -323,23 +196,16 @@ def test_one_evaluation_at_step_minus_one_is_the_one_before_training(tmp_path):
     assert [row["step"] for row in read(tmp_path / "log.csv").rows] == [0, 9, 19, 29, 39, 49]
 
 
-def test_a_mean_is_chosen_before_the_ends_of_its_interval(tmp_path):
-    rows = [f"{step},{step / 100 + 0.1},{step / 100 - 0.02},{step / 100}" for step in range(10, 60, 10)]
-    (tmp_path / "log.csv").write_text("\n".join(["step,val_acc_ci_high,val_acc_ci_low,val_acc_mean", *rows]) + "\n")
-    assert read(tmp_path / "log.csv").metric == "val_acc_mean"
-
-
-@pytest.mark.parametrize(("total", "bounds"), [(80, (0.0, 80.0)), (500, (0.0, 500.0))])
-def test_a_number_of_right_answers_ends_at_the_number_of_all(tmp_path, total, bounds):
+def test_a_number_of_right_answers_ends_at_the_number_of_all(tmp_path):
     """A number up to 100 was taken for a percentage."""
-    rows = [f"{step},{10 + step},{total}" for step in range(0, 60, 10)]
+    rows = [f"{step},{10 + step},80" for step in range(0, 60, 10)]
     (tmp_path / "log.csv").write_text("\n".join(["step,val_correct,val_total", *rows]) + "\n")
     log = read(tmp_path / "log.csv")
-    assert (log.metric, log.bounds) == ("val_correct", bounds)
+    assert (log.metric, log.bounds) == ("val_correct", (0.0, 80.0))
 
 
 @pytest.mark.parametrize(("column", "value"), [
-    ("minutes_per_step", 6.0), ("step_time_ms", 3.6e5), ("Update time [min]", 6.0), ("hours per iteration", 0.1),
+    ("step_time_ms", 3.6e5), ("hours per iteration", 0.1),
 ])  # fmt: skip
 def test_the_time_of_a_step_has_the_unit_of_its_name(tmp_path, column, value):
     """Ten steps of six minutes are an hour of eight devices."""
@@ -349,7 +215,7 @@ def test_the_time_of_a_step_has_the_unit_of_its_name(tmp_path, column, value):
     assert log.rows[-1]["device_hours"] == pytest.approx(8.0)
 
 
-@pytest.mark.parametrize(("column", "flops"), [("PFLOPs", 8e15), ("train_flops", 8.0), ("total EFLOP", 8e18)])
+@pytest.mark.parametrize(("column", "flops"), [("PFLOPs", 8e15), ("train_flops", 8.0)])
 def test_counted_flops_have_the_unit_of_their_name_and_a_rate_is_no_total(tmp_path, column, flops):
     rows = [f"{n},{n / 20},250" for n in range(9)]
     (tmp_path / "log.csv").write_text("\n".join([f"{column},val_acc,tflops", *rows]) + "\n")

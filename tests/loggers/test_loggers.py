@@ -212,11 +212,8 @@ def steps_of(received, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rates, went_back", [([(20, 1e-4)], False), ([], True), ([(20, 1e-4)], True)], ids=["rate", "option", "both"]
-)
-def test_a_run_that_went_back_starts_anew_in_the_tracker_with_all_its_rows(tmp_path, rates, went_back):
-    file = tmp_path / "calls"
+def test_a_run_that_went_back_starts_anew_in_the_tracker_with_all_its_rows(tmp_path):
+    file, rates, went_back = tmp_path / "calls", [(20, 1e-4)], True
     assert session(remembering(file), tmp_path, 0, 33) == []
     file.unlink()
     write_files(tmp_path, 20)
@@ -264,53 +261,10 @@ def test_a_logger_that_a_resume_adds_gets_the_earlier_rows(tmp_path):
     assert steps_of(calls(file), "pass_rate") == list(range(1, 23))
 
 
-@pytest.mark.parametrize("name", ["tensorboard", *SLOW])
-def test_a_tracker_keeps_both_parts_of_a_run_that_went_back_apart(name, tmp_path, monkeypatch):
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
-    warnings.simplefilter("ignore")
-    monkeypatch.setattr(follow, "LOGGER_FINISH_S", 120.0)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    config = config_of(name)
-    assert session(config, tmp_path, 0, 33) == []
-    if name == "wandb":
-        time.sleep(1.0)
-    write_files(tmp_path, 20)
-    assert len(session(config, tmp_path, 21, 42, resumed=20, went_back=True)) == 1
-    assert parts_of(name, tmp_path) == [list(range(1, 34)), list(range(1, 43))]
-
-
-def parts_of(name, path):
-    """Return the steps of each run in a tracker, the shorter one first."""
-    if name == "tensorboard":
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        first, *others = (path / "tensorboard").glob("events*")
-        assert not others
-        places = (first, path / "tensorboard/part-2")
-        return [[one.step for one in EventAccumulator(str(place)).Reload().Scalars("pass_rate")] for place in places]
-    if name == "wandb":
-        steps = []
-        for file in path.glob("wandb/offline-run-*/run-*.wandb"):
-            found = wandb_records(file)
-            rows = [{(i.key or ".".join(i.nested_key)): i.value_json for i in one.history.item} for one in found]
-            steps.append([int(values["_step"]) for values in rows if "pass_rate" in values])
-        return sorted(steps, key=len)
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{path}/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("scalerl").experiment_id])
-    return sorted(
-        ([one.step for one in client.get_metric_history(run.info.run_id, "pass_rate")] for run in found), key=len
-    )
-
-
 # ---- faulty loggers
 
 
-@pytest.mark.parametrize("where, lost", [("start", 5), ("log", 4), ("finish", 1)])
+@pytest.mark.parametrize("where, lost", [("start", 5), ("finish", 1)])
 def test_a_logger_that_raises_is_reported_once_and_the_others_continue(where, lost, tmp_path):
     good, bad = tmp_path / "good", tmp_path / "bad"
     makers = {"bad": lambda: Remembers(bad, fails_in=where), "good": lambda: Remembers(good)}

@@ -1,6 +1,4 @@
-import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,37 +7,15 @@ import pytest
 from simulated_runs import run
 
 from scalerl.reading.curves import Curve, CurveError, advise, fit, forecast, sigmoid
-from scalerl.reading.curves.advise import climbed
 
 
-def test_a_run_in_full_climb_is_continued():
-    advice = advise(fit(run(last=5000.0)))
-    assert advice.action == "continue"
-    # truth: R(10000) - R(5000) = 0.5812 - 0.5213 (table-1 run)
-    assert advice.gain.low < 0.0599 < advice.gain.high
-
-
-def test_a_finished_run_is_stopped():
-    assert advise(fit(run(last=64_000.0))).action == "stop"
-
-
-@pytest.mark.parametrize("last", [1800.0, 4000.0, 6000.0, 9000.0, 16_000.0, 64_000.0])
-@pytest.mark.parametrize("noise", [0.002, 0.01, 0.05])
+@pytest.mark.parametrize(("last", "noise"), [(1800.0, 0.05), (6000.0, 0.01), (9000.0, 0.002), (64_000.0, 0.01)])
 def test_the_mean_gain_of_the_forecast_decides_and_no_run_with_a_fit_is_left_undecided(last, noise):
     fitted = fit(run(last=last, noise=noise))
     ahead, advice = forecast(fitted, at=["2x"]), advise(fitted)
     gain = ahead.at[0].mean - ahead.now.mean
     by_gain = "about" if 0.015 <= gain <= 0.025 else "continue" if gain > 0.02 else "stop"
     assert advice.action == by_gain or (advice.action == "open" and gain < 0.02)
-
-
-@pytest.mark.parametrize("made", [run(), run(last=1800.0), run(noise=0.04, seed=4), run(last=6000.0, noise=0.01)])
-def test_the_level_now_plus_the_gain_is_the_forecast(made):
-    fitted = fit(made)
-    ahead, gain = forecast(fitted, at=["2x"]), advise(fitted).gain
-    assert ahead.now.mean + gain.mean == pytest.approx(ahead.at[0].mean, abs=1e-12)
-    assert gain.low <= gain.mean <= gain.high
-    assert ahead.now.low + gain.low <= ahead.at[0].high and ahead.now.high + gain.high >= ahead.at[0].low
 
 
 def level_after_climb(noise, creep=0.0, points=41):
@@ -76,23 +52,6 @@ def test_go_back_needs_a_fall_at_two_successive_evaluations():
     assert once.action != "go back" and math.isnan(once.go_back_to)
 
 
-@pytest.mark.parametrize("made", [run(), run(last=5000.0), flat(), fallen([0.2] * 3), run(last=1800.0, noise=0.03)])
-def test_every_decision_has_the_same_json_fields_and_is_valid_json(made):
-    values = json.loads(json.dumps(advise(fit(made)).to_dict(), allow_nan=False))
-    assert list(values) == [
-        "action", "gain", "limit", "budget", "cost", "futures", "counted", "go_back_to", "sentence"
-    ]  # fmt: skip
-    assert set(values["cost"]) == {"compute", "axis", "device_hours", "money", "per_point"}
-
-
-def test_little_noise_is_no_evidence_of_a_climb():
-    # noise of 0.0005 around a level: the prior odds of a run that stays are 0.0002, and the points show no climb
-    still = fit(Curve(np.arange(20.0), 0.3 + 0.0005 * np.random.default_rng(1).standard_normal(20)))
-    assert still.posterior.stay_probability <= 0.1 and still.posterior.climb < 0
-    assert not climbed(still)
-    assert climbed(fit(level_after_climb(0.003)))
-
-
 def test_a_metric_with_other_bounds_has_the_same_decision():
     curve = run(last=9000.0, noise=0.01)
     percent = Curve(curve.compute, 100 * curve.metric, bounds=(0.0, 100.0), axis=curve.axis)
@@ -106,24 +65,14 @@ def test_a_metric_with_other_bounds_has_the_same_decision():
     ("options", "message"),
     [
         ({"budget": 1000.0}, "already spent"),
-        ({"budget": "1x"}, "already spent"),
         ({"min_gain": 0.0}, "min_gain"),
-        ({"min_gain": -0.1}, "min_gain"),
-        ({"min_gain": math.nan}, "min_gain"),
         ({"budget": "twice"}, "multiple"),
         ({"price": 0.0}, "above 0; got 0"),
-        ({"price": -2.5}, "above 0; got -2.5"),
-        ({"price": math.inf}, "above 0"),
     ],
 )
 def test_invalid_budgets_gains_and_prices_are_errors(options, message):
     with pytest.raises(CurveError, match=message):
         advise(fit(run()), **options)
-
-
-def test_a_price_needs_device_hours():
-    with pytest.raises(CurveError, match="this curve has only steps"):
-        advise(fit(Curve(np.arange(20.0), run(points=20).metric, axis="step")), price=2.5)
 
 
 def test_costs_in_device_hours_are_known_for_other_axes_if_the_rows_have_them():
@@ -146,41 +95,6 @@ def test_the_examples_of_the_page_are_as_printed():
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
     for made in (run(last=5000.0), run(last=64_000.0), CLOSE, waiting(), fallen([0.2] * 3)):
         assert str(advise(fit(made), price=2.5)) in page
-
-
-def test_each_kind_of_first_line_has_the_gain_the_price_and_its_record():
-    up, done, close, waits, down = (
-        str(advise(fit(made), price=2.5))
-        for made in (run(last=5000.0), run(last=64_000.0), CLOSE, waiting(), fallen([0.2] * 3))
-    )
-    level = r"-?0\.\d{3} \(-?0\.\d{3} to -?0\.\d{3}\)"
-    right = r"Such advice was right in \d+ of \d+ cases of public runs\."
-    assert re.fullmatch(
-        rf"Continue: twice the compute should gain {level}, more than the 0.02 you ask for, for another 5,000 "
-        rf"device-hours \(\$12,500\)\. {right}",
-        up,
-    )
-    assert re.fullmatch(
-        rf"Stop: twice the compute should gain {level}, less than the 0.02 you ask for, for another 64,000 "
-        rf"device-hours \(\$160,000\)\. {right}",
-        done,
-    )
-    assert re.fullmatch(
-        rf"About what you ask for: twice the compute should gain {level}, and you ask for 0.02\. Going on costs 12,000 "
-        rf"device-hours \(\$30,000\)\. In 36 of 64 such cases of public runs the gain was larger\.",
-        close,
-    )
-    assert re.fullmatch(
-        rf"Open: no climb so far\. If it stays flat \(0\.\d\d\), twice the compute gains nothing; if it rises "
-        rf"\(0\.\d\d\), {level}, for another 20 device-hours \(\$50\)\. In 66 of 125 such cases of public "
-        r"runs the run rose\.",
-        waits,
-    )
-    assert re.fullmatch(
-        rf"Go back to \d+ device-hours: since then the run has fallen by {level}; \d+ device-hours \(\$[\d.]+\) are "
-        rf"lost\.",
-        down,
-    )
 
 
 def test_the_futures_of_an_open_run_are_its_draws_on_both_sides_of_the_limit():

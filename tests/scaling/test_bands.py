@@ -8,11 +8,7 @@ from commands import call
 from simulated_runs import run, write
 
 from scalerl.reading.curves import CurveError, fit, forecast
-from scalerl.reading.curves.forecast import UPPER_TEXT, band_text
 from scalerl.reading.curves.posterior import share_of_mean
-from scalerl.reading.pages.analysis import analyze
-from scalerl.reading.pages.outlook import Source
-from scalerl.reading.pages.page import page
 
 
 def width(band):
@@ -51,29 +47,3 @@ def test_the_forecast_says_of_how_many_evaluations_the_band_is(capsys, tmp_path)
     assert "whole number from 1" in capsys.readouterr().err
     with pytest.raises(CurveError, match="at least 1; got 0"):
         forecast(fitted, mean_of=0)
-
-
-def test_one_sentence_says_what_the_band_of_a_picture_is():
-    noisy = fit(replace(run(noise=0.03, seed=4), prompts=256))
-    level, single = noisy.predict([32_000.0]), noisy.predict([32_000.0], noise=True)
-    assert band_text(noisy) == (
-        "The band has the curve's level with 90% probability: at 32,000 device-hours it is "
-        f"{level.low[0]:.3f} to {level.high[0]:.3f}, and one evaluation of 256 prompts is within "
-        f"{single.low[0]:.3f} to {single.high[0]:.3f}."
-    )
-    young = fit(run(last=6000.0))
-    assert UPPER_TEXT in str(forecast(young)) and band_text(young).endswith(f"T{UPPER_TEXT[1:]}.")
-
-
-def test_the_page_has_the_sentence_and_the_prompts(tmp_path):
-    made = replace(run(noise=0.03, seed=4), prompts=256)
-    one = Source(tmp_path, "one", made, None)
-    blocks = {block["kind"]: block for block in page(analyze([one]))["blocks"]}
-    captions = {figure["name"]: figure["caption"] for figure in blocks["figures"]["figures"]}
-    assert band_text(fit(made)) in captions["curves"]
-    assert any(
-        "one evaluation of 256 prompts at twice the compute" in line for line in blocks["cards"]["cards"][0]["lines"]
-    )
-    two = page(analyze([one, Source(tmp_path, "two", made, None)]))
-    (figures,) = (block for block in two["blocks"] if block["kind"] == "figures")
-    assert "one evaluation scatters around it" in figures["figures"][0]["caption"]

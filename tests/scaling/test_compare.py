@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,13 +6,9 @@ from simulated_runs import fallen, run
 
 from scalerl.reading.curves import Curve, CurveError, compare, fit, sigmoid
 from scalerl.reading.curves.comparison import (
-    OWN_CEILINGS,
     common_ceiling,
-    comparison_sentence,
-    log_compute_of_run,
     recipe_ceilings,
     seed_scatter,
-    side_band,
     side_mean,
     verdict_of,
 )
@@ -37,20 +32,6 @@ def test_a_clearly_higher_ceiling_is_detected():
     assert "the first has the higher ceiling of its climb, by 0.1" in comparison.sentence
 
 
-def test_the_order_of_the_sides_only_changes_the_sign():
-    one, other = compare(seeds(3), seeds(3, 10, asymptote=0.52)), compare(seeds(3, 10, asymptote=0.52), seeds(3))
-    assert other.winner == "second"
-    assert other.asymptote_difference.mean == pytest.approx(-one.asymptote_difference.mean, abs=0.002)
-    assert other.efficiency_ratio.mean == pytest.approx(1 / one.efficiency_ratio.mean, rel=0.02)
-
-
-def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
-    comparison = compare(seeds(3, efficiency=2.6), seeds(3, 10, efficiency=1.5))
-    assert (comparison.verdict, comparison.winner) == ("same ceiling and more efficient", "first")
-    assert comparison.efficiency_ratio.low < 2.6 / 1.5 < comparison.efficiency_ratio.high
-    assert comparison.advice == ""
-
-
 def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     """B 2.1 against 1.6 with a midpoint three times as late: larger B, and more compute for every level short of A."""
     comparison = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
@@ -61,26 +42,12 @@ def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     assert comparison.sentence.startswith("The second is probably ahead of the first")
 
 
-def test_a_recipe_that_needs_half_the_compute_has_ratio_one_half():
-    comparison = compare(seeds(3, midpoint=1500.0), seeds(3, 10, midpoint=3000.0), level=0.4)
-    # the same curve on a compute axis stretched by two
-    assert comparison.compute_ratio.mean == pytest.approx(0.5, abs=0.05)
-    assert comparison.compute_ratio.low < 0.5 < comparison.compute_ratio.high
-
-
 def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
     comparison = compare(run(noise=0.003), run(noise=0.003, seed=1))
     assert (comparison.verdict, comparison.winner) == ("too close to call", None)
     assert comparison.sentence.startswith("The first and the second are too close to call at 16,000 device-hours")
     # a difference of 0.02 between means of seeds of sd 0.012 is significant from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
     assert comparison.advice == "To decide it: about 3 seeds per side, for a difference of 0.020."
-
-
-def test_no_advice_asks_for_more_than_twice_the_compute():
-    for second in (run(last=2000.0, seed=1), run(last=2000.0, seed=1, midpoint=3500.0), run(last=1200.0, noise=0.02)):
-        advice = compare(run(last=2000.0), second).advice
-        assert advice == "" or any(words in advice for words in ("wice the compute", "seeds per side"))
-        assert "train" not in advice
 
 
 def stretched(made, factor):
@@ -91,49 +58,9 @@ def stretched(made, factor):
 def test_a_copy_at_twice_the_compute_is_behind_and_needs_twice_as_much():
     comparison = compare(run(seed=1), stretched(run(seed=1), 2.0), names=("dapo", "grpo"))
     assert (comparison.verdict, comparison.winner) == ("ahead where measured", "first")
-    assert comparison.sentence.startswith(
-        "dapo is ahead of grpo at every compute measured, at 16,000 device-hours by 0.0"
-    )
-    assert (
-        "dapo needs 0.50 (" in comparison.sentence
-        and "which climb has the higher ceiling is open" in comparison.sentence
-    )
     assert comparison.compute_ratio.low < 0.5 < comparison.compute_ratio.high < 1
-    # the same from the other side
-    other = compare(stretched(run(seed=1), 2.0), run(seed=1), names=("grpo", "dapo"))
-    assert other.winner == "second" and "dapo needs 0.50 (" in other.sentence
-
-
-def test_levels_far_apart_are_called_at_once_however_young_the_runs():
-    high = Curve(np.arange(12.0), sigmoid(np.arange(12.0), 0.875, 1.5, 3.0, 0.1) + 0.028 * RNG(0).standard_normal(12))
-    low = Curve(np.arange(12.0), 0.108 + 0.027 * RNG(1).standard_normal(12))
-    comparison = compare(high, low, names=("a", "b"))
-    assert comparison.winner == "first" and comparison.sentence.startswith("a is ahead of b")
-    assert comparison.measured.probability > 0.99
-
-
-def test_what_was_measured_is_at_the_compute_that_both_have_reached():
-    comparison = compare(run(last=16_000.0), run(last=4000.0, seed=1))
-    assert comparison.measured.compute == 4000.0 and comparison.forecast.compute == 8000.0
-    # the same truth: R(4000) of both
-    assert comparison.measured.difference.low < 0 < comparison.measured.difference.high
-
-
-def test_the_cost_of_a_level_that_both_have_passed_has_no_part_that_is_never_reached():
-    rng = RNG(3)
-    compute = np.arange(21.0)
-    levels = [sigmoid(compute, 0.6, 2.0, middle, 0.1) + 0.04 * rng.standard_normal(21) for middle in (4.0, 5.6)]
-    comparison = compare(*(Curve(compute, np.clip(level, 0, 1)) for level in levels), level=0.45)
-    # truth: 4 / 5.6 = 0.71
-    assert comparison.compute_ratio.low < 0.71 < comparison.compute_ratio.high < 5
-
-
-def test_a_side_that_was_behind_before_is_not_ahead_everywhere():
-    early = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 3.0, 0.1) + 0.003 * RNG(0).standard_normal(31))
-    late = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.7, 3.0, 12.0, 0.1) + 0.003 * RNG(1).standard_normal(31))
-    comparison = compare(late, early)
-    assert comparison.measured.probability > 0.9 and not comparison.ahead_everywhere
-    assert "at every compute measured" not in comparison.sentence
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert comparison.sentence in page
 
 
 def test_with_one_seed_the_scatter_is_assumed_and_reported_as_assumed():
@@ -161,11 +88,6 @@ def test_a_side_is_the_mean_of_its_runs_with_the_seed_noise_of_each():
 def test_the_common_ceiling_is_closer_to_the_more_precise_ceiling():
     sure, unsure = fit(run()), fit(run(last=2000.0))
     assert abs(common_ceiling([sure, unsure], 0.012) - sure.asymptote.mean) < 0.02
-
-
-def test_the_five_deviates_have_the_moments_of_a_normal():
-    assert OWN_CEILINGS.mean() == pytest.approx(0.0, abs=1e-12)
-    assert OWN_CEILINGS.var() == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -197,10 +119,6 @@ def test_invalid_comparisons_are_errors(first, second, options, message):
         compare(first, second, **options)
 
 
-def steady(level, seed):
-    return Curve(np.arange(31.0), level + 0.02 * RNG(seed).standard_normal(31))
-
-
 def test_a_fallen_run_is_compared_by_its_last_level():
     healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
     down = fit(fallen())
@@ -212,27 +130,6 @@ def test_a_fallen_run_is_compared_by_its_last_level():
     assert comparison.asymptote_difference.mean < -0.2 and comparison.winner != "first"
     assert "a run of the first: with probability 0.77 the run has fallen and stays down" in str(comparison)
     assert comparison.winner == "second" or "1 of the runs have fallen; find the cause" in comparison.advice
-
-
-def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
-    flat = fit(steady(0.3, 0))
-    assert flat.posterior.stay_probability > 0.3
-    needed = log_compute_of_run(flat, 0.5, np.zeros(2000), RNG(0))
-    never = needed == np.log(1e6 * 30.0)
-    assert never.mean() >= flat.posterior.stay_probability - 0.01
-    # a run that stays above the level has reached it by its last point
-    reached = log_compute_of_run(flat, 0.1, np.zeros(2000), RNG(0))
-    assert (np.sort(reached)[: round(flat.posterior.stay_probability * 2000)] <= np.log(30.0) + 1e-9).all()
-
-
-def test_the_ceilings_of_a_run_that_rises_are_those_of_the_law():
-    rising = fit(run())
-    assert recipe_ceilings(rising).tolist() == rising.draws.asymptote.tolist()
-
-
-def test_the_example_of_the_page_is_as_printed():
-    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    assert compare(run(seed=1), stretched(run(seed=1), 2.0), names=("dapo", "grpo")).sentence in page
 
 
 def test_the_lead_is_forecast_at_the_compute_that_is_asked_for():
@@ -248,27 +145,6 @@ def test_the_lead_is_forecast_at_the_compute_that_is_asked_for():
     assert compare(first, second, at=64_000.0).forecast == far.forecast
     with pytest.raises(CurveError, match="compute must be a positive number"):
         compare(first, second, at="soon")
-
-
-def test_a_sentence_with_a_winner_does_not_say_too_close_to_call():
-    comparison = compare([fit(run(seed=seed)) for seed in (1, 2)], [fit(run(seed=seed)) for seed in (3, 4)])
-    open_lead = replace(comparison.measured, probability=0.6)
-    undecided = replace(comparison, measured=open_lead, verdict="too close to call", winner=None)
-    assert comparison_sentence(undecided, 0.3, 0.02, False).startswith(
-        "The first and the second are too close to call at"
-    )
-    won = replace(undecided, verdict="higher ceiling", winner="first", probability_higher=0.98)
-    text = comparison_sentence(won, 0.3, 0.02, False)
-    assert text.startswith("The first has the higher ceiling of its climb") and "are about level at" in text
-
-
-def test_the_bands_of_both_sides_have_the_levels_whose_difference_is_the_lead():
-    quick, slow = ([run(seed=10 * side + i, efficiency=b) for i in range(3)] for side, b in enumerate((2.6, 1.5)))
-    made = compare(quick, slow)
-    for lead in (made.measured, made.forecast):
-        first, second = (side_band(side, np.array([lead.compute]), made.seed_sd) for side in made.sides)
-        assert first.mean[0] - second.mean[0] == pytest.approx(lead.difference.mean, abs=1e-3)
-        assert np.hypot(first.sd[0], second.sd[0]) == pytest.approx(lead.difference.sd, rel=0.15)
 
 
 def test_with_seeds_enough_for_the_difference_only_more_compute_decides_which_ceiling_is_higher():

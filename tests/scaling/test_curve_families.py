@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from simulated_runs import run
 
-from scalerl.reading.curves import Curve, Prior, fit, sigmoid
+from scalerl.reading.curves import Curve, fit
 from scalerl.reading.curves.families import CREEP, FAST_END, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
 from scalerl.reading.curves.law import plain_draws
-from scalerl.reading.curves.posterior import SUSPICIOUS
-from scalerl.reading.curves.sampling import explore, standardized, suspicion
 
 # compute 0, a quarter, a half and the whole of the run
 LOG_C = np.log(np.array([1e-300, 0.25, 0.5, 1.0]))
@@ -54,17 +52,6 @@ def test_the_density_of_second_rises_averages_to_one_over_the_uniform_one():
     assert rarely_large(np.array([0.0]))[0] / rarely_large(np.array([RISE_SCALE]))[0] == pytest.approx(np.e)
 
 
-def test_the_quick_test_detects_departures_from_the_law():
-    compute = np.linspace(0, 100, 41)
-    noise = 0.003 * np.random.default_rng(0).standard_normal(41)
-    twice = sigmoid(compute, 0.35, 2.0, 8.0, 0.1) + sigmoid(compute, 0.25, 5.0, 70.0, 0.0) + noise
-    values = {}
-    for name, curve in {"law": run(), "twice": Curve(compute, twice)}.items():
-        problem = standardized(curve, None, Prior())
-        values[name] = suspicion(problem, explore(problem, LAW))
-    assert values["law"] < 3 < 6 < values["twice"]
-
-
 def test_a_fast_end_has_the_midpoint_and_the_slope_of_the_law_there_and_ends_exponentially():
     # u = 1 - 2^-(C / C_mid)^q with q = B / (2 ln 2): at C_mid a half, at twice C_mid with q = 1 three quarters
     first = FAST_END.columns(LOG_C, place(np.log(0.5), np.log(2 * np.log(2.0)))).first
@@ -96,35 +83,8 @@ def exponential(seed, tau=0.25, noise=0.004):
     return Curve(compute, level + noise * np.random.default_rng(seed).standard_normal(41))
 
 
-def test_intervals_contain_the_truth_of_runs_that_end_exponentially_and_their_ceiling_is_not_identified():
-    hits, ceilings = [], []
-    for tau in (0.1, 0.2, 0.3, 0.4, 0.5):
-        for seed in range(8):
-            fitted = fit(exponential(seed, tau))
-            band, truth = fitted.predict([200.0]), 0.2 + 0.4 * -np.expm1(-2 / tau)
-            hits.append(band.low[0] <= truth <= band.high[0])
-            ceilings.append(fitted.asymptote.low <= 0.6 <= fitted.asymptote.high)
-            # the mean is that of the law, and lies in its interval
-            assert band.low[0] <= band.mean[0] <= band.high[0]
-            assert not (fitted.identified and abs(fitted.asymptote.mean - 0.6) > 0.02)
-    assert np.mean(hits) >= 0.85 and np.mean(ceilings) >= 0.85
-
-
 def test_a_likely_fast_end_is_the_reason_and_its_number_is_a_key():
     fitted = fit(exponential(3, 0.2, 0.002))
     assert fitted.posterior.fast_end > 0.5 and not fitted.identified
     assert fitted.to_dict()["fast_end"] == fitted.posterior.fast_end
     assert fit(run()).posterior.fast_end < 1e-3 and fit(run()).identified
-
-
-def test_a_fast_end_widens_intervals_and_leaves_every_mean_as_it_is(monkeypatch):
-    curves = [exponential(seed) for seed in range(3)] + [run(last=4000.0, seed=seed) for seed in range(3)]
-    with_it = [fit(curve) for curve in curves]
-    monkeypatch.setitem(SUSPICIOUS, FAST_END.name, np.inf)
-    without = [fit(curve) for curve in curves]
-    for one, other in zip(with_it, without, strict=True):
-        at = one.last_compute * np.array([1.0, 2.0, 4.0])
-        assert one.mean(at) == pytest.approx(other.mean(at), rel=1e-12)
-        for name in ("asymptote", "efficiency", "midpoint", "initial"):
-            assert getattr(one, name).mean == pytest.approx(getattr(other, name).mean, rel=1e-12)
-    assert any(one.asymptote.low < other.asymptote.low for one, other in zip(with_it, without, strict=True))

@@ -17,7 +17,6 @@ from scalerl.reading.curves import (
     Curve,
     CurveError,
     Evaluations,
-    compare,
     design,
     designs,
     expected_curve,
@@ -29,7 +28,6 @@ from scalerl.reading.curves.designs import (
     Prospect,
     detection_power,
     prospect,
-    prospect_line,
     usual_prospect,
 )
 from scalerl.reading.curves.law import plain_draws, sigmoid
@@ -99,31 +97,6 @@ def test_eleven_evaluations_never_identify_a_ceiling_and_fifty_one_usually_do():
     assert many.asymptote_within < 0.5 * few.asymptote_within and many.forecast_within < 0.5 * few.forecast_within
 
 
-@pytest.mark.parametrize(("count", "prompts"), [(26, 200), (51, 200)])
-def test_the_promised_probability_and_widths_are_those_of_other_simulated_runs(count, prompts):
-    promised = prospect(papers_runs(), 16_000.0, Evaluations(count, prompts, 4))
-    fits = [fit(noisy(100 + seed, prompts, 4, 0.005, 0.07 * 16_000, count)) for seed in range(40)]
-    assert np.mean([f.identified for f in fits]) == pytest.approx(promised.identified, abs=0.25)
-    assert 1.645 * np.median([f.asymptote.sd for f in fits]) == pytest.approx(promised.asymptote_within, rel=0.3)
-    # the interval of A contains the truth as often as it says
-    assert np.mean(np.abs(promised.error_W) < 1.645 * promised.sd_W) > 0.8
-
-
-@FEW
-def test_each_way_to_spend_completions_narrows_what_it_can():
-    size, look = Evaluations(26, 200, 4), papers_runs()
-    base = prospect(look, 16_000.0, size)
-    for more in (Evaluations(51, 200, 4), Evaluations(26, 800, 4), Evaluations(26, 200, 16)):
-        assert prospect(look, 16_000.0, more).asymptote_within < base.asymptote_within
-    # four times the prompts halve the difference to other prompts; evaluations and samples do not change it
-    assert prospect(look, 16_000.0, Evaluations(26, 800, 4)).other_prompts_within == pytest.approx(
-        base.other_prompts_within / 2
-    )
-    assert prospect(look, 16_000.0, Evaluations(51, 200, 4)).other_prompts_within == base.other_prompts_within
-    # 1.645 sqrt(0.5 (0.61 x 0.39 + 0.01) / 200) = 0.041, near the end of the climb
-    assert base.other_prompts_within == pytest.approx(0.041, abs=0.001)
-
-
 def test_designs_over_the_same_runs_differ_only_beyond_their_standard_error():
     def designed(sd_W):
         return replace(usual, sd_W=np.array(sd_W))
@@ -153,52 +126,13 @@ def exact(sd):
     return Prospect(Evaluations(51, 200, 4), 1.0, *nothing, None, np.zeros(40), np.full(40, sd))
 
 
-@pytest.mark.parametrize(("seeds", "difference"), [(1, 0.05), (3, 0.03), (5, 0.02), (10, 0.01)])
+@pytest.mark.parametrize(("seeds", "difference"), [(1, 0.05), (5, 0.02)])
 def test_the_power_with_known_errors_is_that_of_a_normal_test(seeds, difference):
     # with fits without error, only seeds scatter: power = Phi(d / (0.0122 sqrt(2 / S)) - 1.96)
     power = norm.cdf(difference / (0.0122 * math.sqrt(2 / seeds)) - 1.96)
     assert detection_power(exact(0.0), 0.0122, seeds, difference) == pytest.approx(power, abs=0.02)
     assert detection_power(exact(0.0), 0.0122, seeds, 0.0) == pytest.approx(0.05, abs=0.012)
     assert detection_power(exact(0.02), 0.0122, seeds, difference) < power
-
-
-@pytest.mark.slow
-def test_the_power_is_that_of_compare():
-    rng, expected = np.random.default_rng(3), papers_runs()
-    one = prospect(expected, 16_000.0, Evaluations(51, 1000, 4))
-    promised = detection_power(one, expected.seed_sd, 2, 0.04)
-
-    def side(asymptote):
-        ceilings = asymptote + expected.seed_sd * rng.standard_normal(2)
-        compute = np.linspace(0.0, 16_000.0, 51)
-        levels = [sigmoid(compute, ceiling, 1.92, 2542.0, 0.2) for ceiling in ceilings]
-        return [Curve(compute, rng.binomial(8000, level) / 8000) for level in levels]
-
-    higher = [compare(side(0.65), side(0.61)).verdict == "higher ceiling" for _ in range(25)]
-    assert np.mean(higher) == pytest.approx(promised, abs=0.2)
-
-
-@pytest.mark.slow
-@FEW
-def test_the_first_line_says_what_to_do_how_sure_it_is_and_what_it_costs():
-    found = design(expected_curve(16_000.0), 16_000.0, prompts=200, samples=4, completions=768_000, price=2.5)
-    assert str(found).splitlines()[0] == (
-        "Plan 101 evaluations, one every 160 device-hours, of 200 prompts x 4 samples: they identify the ceiling with "
-        f"probability {found.recommended.count_text}, for 80,800 completions (10.5% of those of training), about "
-        "1,680 device-hours ($4,210)."
-    )
-    assert set(found.alternatives) == {
-        "half the evaluations", "twice the evaluations", "twice the prompts", "twice the samples", "twice the compute"
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-@FEW
-def test_a_number_that_is_not_enough_is_compared_with_one_that_is_and_enough_is_kept():
-    low = design(expected_curve(16_000.0), 16_000.0, count=11, prompts=200)
-    assert low.sentence.startswith("Plan 101 evaluations") and low.alternatives["as asked"].evaluations.count == 11
-    kept = design(expected_curve(16_000.0), 16_000.0, count=61, prompts=400)
-    assert kept.sentence.startswith("Keep 61 evaluations") and "as asked" not in kept.alternatives
 
 
 @FEW
@@ -229,8 +163,6 @@ def test_two_recipes_need_more_seeds_for_a_smaller_difference():
         (["--budget", "9", "--evaluations", "4"], "the number of evaluations must be a whole number from 5 to 10,000"),
         (["--budget", "9", "--prompts", "0"], "--prompts: got '0'; allowed: a whole number from 1"),
         (["--budget", "9", "--difference", "2"], "the difference of the ceilings must lie between 0 and 1; got 2"),
-        (["--budget", "9", "--completions", "0"], "completions must be a number above 0; got 0"),
-        (["--budget", "9", "--price", "-1"], "the price of a device-hour must be a number above 0; got -1"),
         (["none.jsonl", "--budget", "9"], "none.jsonl: no such file"),
         ([], "required: --budget"),
     ],
@@ -282,14 +214,3 @@ def test_the_output_of_the_page_is_that_of_its_command(capsys):
     page = (ROOT / "docs/planning.md").read_text()
     shown = next(block for block in page.split("```\n") if block.startswith("Plan 51"))
     assert code == 0 and [line for line in shown.splitlines() if line not in out.splitlines()] == []
-
-
-def test_the_line_of_a_planned_run_says_what_its_curve_tells_and_what_would_tell_more():
-    # 11 x 200 x 4 of 1,000 x 768 completions are 1.1%; 51 are 5.3%
-    line = prospect_line(Evaluations(11, 200, 4), 800 / 768_000)
-    few, many = (usual_prospect(Evaluations(count, 200, 4)) for count in (11, 51))
-    assert f"probability {few.identified:.2f} and give its level at twice the compute within" in line
-    assert line.endswith(
-        f"for 1.1% of the completions of training; 51 evaluations: {many.identified:.2f}, for 5.3% (scalerl design)"
-    )
-    assert "scalerl design" not in prospect_line(Evaluations(51, 200, 4), 800 / 768_000)

@@ -1,7 +1,6 @@
 """The law over settings: worked examples, coverage, and runs that cannot be pooled."""
 
 import json
-import tracemalloc
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from doc_pages import json_keys
 from simulated_runs import run as rising
 
 from scalerl.reading.curves import Curve, CurveError, compare, fit, frontier, sigmoid
-from scalerl.reading.curves.frontiers import AROUND, next_run, of_fits, of_law
+from scalerl.reading.curves.frontiers import next_run, of_fits, of_law
 from scalerl.reading.curves.pool import (
     SCATTER,
     SCATTER_GRID,
@@ -99,22 +98,6 @@ def test_two_settings_cross_where_their_curves_do():
     assert low[at] < truth < high[at]
 
 
-def test_a_setting_that_was_never_behind_passes_nothing():
-    """Kind b has 0.7 times the climb of kind a at every compute."""
-    a = FITS[4].curve
-    b = Curve(a.compute, 0.2 + 0.7 * (a.metric - 0.2), axis="device_hours")
-    answer = frontier([a, b], [{"kind": "a"}, {"kind": "b"}], 8000.0)
-    assert answer.best.setting == {"kind": "a"} and answer.crossings == ()
-
-
-def test_the_order_of_the_runs_does_not_matter():
-    order = RNG(1).permutation(len(GRID))
-    one, other = frontier(FITS, GRID, 30_000.0), frontier([FITS[i] for i in order], [GRID[i] for i in order], 30_000.0)
-    assert one.best.setting == other.best.setting and one.decided == other.decided
-    assert one.best.level.mean == pytest.approx(other.best.level.mean, abs=0.003)
-    assert one.best.level.low == pytest.approx(other.best.level.low, abs=0.006)
-
-
 def test_a_setting_that_was_not_run_is_predicted_better_than_by_the_nearest_run():
     kept = [i for i, setting in enumerate(GRID) if setting["width"] < 256]
     new = {"width": 256.0, "batch": 16.0}
@@ -139,16 +122,6 @@ def test_a_setting_is_left_out_with_all_of_its_seeds():
     assert seeds.check is None and seeds.uses == "law"
 
 
-def test_an_added_setting_without_a_prediction_is_reported():
-    """Each run is next to one like it, and the pairs rise, fall and rise: the nearest run predicts better."""
-    low, high = GRID[2], GRID[-3]
-    fits = [fit(curve(setting, seed=i)) for i, setting in enumerate(2 * [low, low, high, high])]
-    settings = [{"x": x} for x in (1.0, 1.05, 10.0, 10.5, 100.0, 105.0, 1000.0, 1050.0)]
-    answer = frontier(fits, settings, 8000.0, also=[{"x": 10.0}, {"x": 64.0}])
-    assert answer.uses == "per-run fits" and answer.check.nearest < 0.01 < answer.check.law
-    assert "x 64 has no prediction" in str(answer) and "x 10 has no prediction" not in str(answer)
-
-
 def test_many_runs_with_unknown_ceilings_do_not_raise_the_pooled_ceiling():
     """The runs end at 0.3 to 4 times C_mid, so most do not know their ceiling. It was 0.6 too high in logit A once."""
     fits = [fit(curve(setting, last=1500.0, noise=0.008, seed=s)) for s, setting in enumerate(GRID * 2)]
@@ -170,35 +143,6 @@ def test_a_law_that_bends_is_not_continued_as_a_straight_line():
     logit_D = law.at([{"size": 16.0}])[:, 0, 0]
     low, high = np.quantile(logit_D, (0.05, 0.95))
     assert low < 0.780 < high < 0.973 and logit_D.mean() == pytest.approx(0.780, abs=0.06)
-
-
-@pytest.mark.parametrize("place", [0.6, 1.0, 1.5])
-@pytest.mark.parametrize("height", [0.15, 0.3])
-def test_an_optimum_inside_the_range_is_not_missed(place, height):
-    """logit A is 0.6 - height (s - place)^2 in s = ln size; sizes 1 to 8 were run, each once or three times."""
-
-    def theta_of(size):
-        s = np.log(size)
-        return np.array([0.6 - height * (s - place) ** 2, 0.5 * s, 0.6, 0.2])
-
-    for seeds in (1, 3):
-        sizes = seeds * [1.0, 2.0, 4.0, 8.0]
-        clouds = [cloud(theta_of(size), (0.02, 0.05, 0.05, 0.01)) for size in sizes]
-        law = pooled(clouds, [{"size": size} for size in sizes], published=False)
-        low, high = np.quantile(law.at([{"size": 16.0}])[:, 0, 0], (0.05, 0.95))
-        assert low < theta_of(16.0)[0] < high
-
-
-def test_draws_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch):
-    law = pooled([likelihood(f) for f in FITS], GRID, published=False)
-    drawn, eigh = law.at(GRID), np.linalg.eigh
-
-    def mirrored(matrix):
-        values, vectors = eigh(matrix)
-        return values, -vectors
-
-    monkeypatch.setattr(np.linalg, "eigh", mirrored)
-    assert law.at(GRID) == pytest.approx(drawn, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -306,7 +250,7 @@ def table_of(place, changes=(), extra=()):
     return file
 
 
-@pytest.mark.parametrize("value", ["  ", "-nan", "+Infinity", "1e999", "9" * 5000, "None", "null", "N/A", "<NA>"])
+@pytest.mark.parametrize("value", ["  ", "1e999", "N/A"])
 def test_a_missing_or_infinite_value_is_no_setting(tmp_path, capsys, value):
     words = ["frontier", *files_of(tmp_path), "--vary", "width,batch", "--budget", 8000]
     code, out, error = call(capsys, *words, "--settings", table_of(tmp_path, {(2, "width"): value}))
@@ -318,12 +262,10 @@ def test_a_missing_or_infinite_value_is_no_setting(tmp_path, capsys, value):
     ("extra", "message"),
     [
         ({"run": "r2", "width": 64, "batch": 8}, "row 7 is a second row for the run 'r2'"),
-        ({"run": "r2", "width": 32, "batch": 32}, "row 7 is a second row for the run 'r2'"),
-        ({"run": "./r2/", "width": 64, "batch": 8}, "row 7 is a second row for the run './r2/'"),
         ({"run": "", "width": 64, "batch": 8}, "row 7 has no run"),
         ({"run": "PATH", "width": 64, "batch": 8}, "two rows for one run"),
     ],
-    ids=["different", "equal", "another spelling", "no run", "path and name"],
+    ids=["twice", "no run", "path and name"],
 )
 def test_every_run_has_one_row(tmp_path, capsys, extra, message):
     paths = files_of(tmp_path)
@@ -341,44 +283,6 @@ def test_rows_of_other_runs_may_have_empty_cells_and_categories_may_be_called_no
     assert code == 0 and "batch none" in out, error
 
 
-def test_values_without_meaning_are_an_error_in_python_too():
-    for value in (float("nan"), float("inf"), "", "None"):
-        with pytest.raises(CurveError, match="one of the runs: the setting 'width' is"):
-            frontier(FITS, [{**setting, "width": value if i == 3 else setting["width"]} for i, setting in
-                            enumerate(GRID)], 8000.0)  # fmt: skip
-
-
-@pytest.mark.parametrize("per_setting", [1, 3])
-def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(per_setting, monkeypatch):
-    """60 settings on one axis have about 20 directions; the draws are those of all 60, up to rounding."""
-    settings = [{"width": float(w)} for w in np.geomspace(32, 256, 60)] * per_setting
-    clouds = [cloud(theta({**setting, "batch": 16.0}), [0.1, 0.2, 0.1, 0.01]) for setting in settings]
-    law = pooled(clouds, settings, False)
-    assert law.scatter.basis_UB.shape[1] < 30 and not law.scatter.is_whole
-    monkeypatch.setattr("scalerl.reading.curves.pool.ROUNDING", -np.inf)
-    whole = pooled(clouds, settings, False)
-    assert whole.scatter.is_whole
-    np.testing.assert_allclose(law.mean_DUK, whole.mean_DUK, atol=1e-6)
-    assert (law.tau_DK == whole.tau_DK).all()
-    cross = RNG(0).standard_normal((5, 60))
-    for k, t in ((0, 0), (2, 13), (3, 26)):
-        own, expected = (one.scatter.times_precision(cross, k, t) for one in (law, whole))
-        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-
-
-def test_with_many_runs_the_law_is_checked_with_fewer_draws(monkeypatch):
-    drawn, draw = [], pooled
-    monkeypatch.setattr(
-        "scalerl.reading.curves.pool.pooled", lambda clouds, *rest: drawn.append(len(clouds)) or draw(clouds, *rest)
-    )
-    frontier(FITS, GRID, 8000.0, published=False)
-    assert len(drawn) == 1 + 10
-    drawn.clear()
-    monkeypatch.setattr("scalerl.reading.curves.pool.CHECKED", 36)
-    found = frontier(FITS, GRID, 8000.0, published=False)
-    assert drawn == [12, 8, 8, 8] and found.check.runs == 12
-
-
 def test_levels_by_fits_are_means_over_shuffled_draws_at_every_compute():
     settings = [GRID[0], GRID[1], GRID[0], GRID[2]]
     scene, at = of_fits(FITS[:4], settings), np.array([100.0, 8000.0, 64_000.0])
@@ -392,25 +296,6 @@ def test_levels_by_fits_are_means_over_shuffled_draws_at_every_compute():
     assert scene.typical(8000.0).tolist() == drawn[1].tolist()
     assert scene.along(at, [2])[:, 0].tolist() == drawn[:, 2].tolist()
     np.testing.assert_allclose(scene.means(at), drawn.mean(axis=2), rtol=1e-12)
-
-
-@pytest.mark.parametrize("by_law", [True, False])
-def test_draws_of_many_settings_at_all_amounts_of_compute_are_never_in_memory_together(by_law):
-    """41 amounts of compute, 80 settings and 800 or 2,000 draws would take 21 or 52 MB."""
-    settings = [{"width": float(w), "batch": 16.0 + i % 2} for i, w in enumerate(np.geomspace(32, 256, 80))]
-    if by_law:
-        clouds = [cloud(theta(setting), [0.1, 0.2, 0.1, 0.01]) for setting in settings[:12]]
-        scene = of_law(pooled(clouds, settings[:12], False), FITS[0], settings)
-    else:
-        scene = of_fits([FITS[i % 12] for i in range(80)], settings)
-    assert len(scene.settings) >= 80
-    tracemalloc.start()
-    try:
-        mean_MS = scene.means(8000.0 * AROUND)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert mean_MS.shape == (41, len(scene.settings)) and peak < (15e6 if by_law else 45e6)
 
 
 @pytest.mark.parametrize(("widths", "few"), [((16, 64), 2), ((16, 32, 64), 3), ((16, 32, 64, 128), 0)])
@@ -431,3 +316,30 @@ def test_more_runs_than_memory_allows_are_refused_before_they_are_read(capsys):
     assert code == 2 and out == "" and "got 1,001 runs; allowed: at most 1,000" in text
     with pytest.raises(CurveError, match="got 1,001 runs"):
         frontier([None] * 1001, [{}] * 1001, 1.0)
+
+
+def test_an_added_setting_without_a_prediction_is_reported():
+    """Each run is next to one like it, and the pairs rise, fall and rise: the nearest run predicts better."""
+    low, high = GRID[2], GRID[-3]
+    fits = [fit(curve(setting, seed=i)) for i, setting in enumerate(2 * [low, low, high, high])]
+    settings = [{"x": x} for x in (1.0, 1.05, 10.0, 10.5, 100.0, 105.0, 1000.0, 1050.0)]
+    answer = frontier(fits, settings, 8000.0, also=[{"x": 10.0}, {"x": 64.0}])
+    assert answer.uses == "per-run fits" and answer.check.nearest < 0.01 < answer.check.law
+    assert "x 64 has no prediction" in str(answer) and "x 10 has no prediction" not in str(answer)
+
+
+def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(monkeypatch):
+    """60 settings on one axis have about 20 directions; the draws are those of all 60, up to rounding."""
+    settings = [{"width": float(w)} for w in np.geomspace(32, 256, 60)] * 2
+    clouds = [cloud(theta({**setting, "batch": 16.0}), [0.1, 0.2, 0.1, 0.01]) for setting in settings]
+    law = pooled(clouds, settings, False)
+    assert law.scatter.basis_UB.shape[1] < 30 and not law.scatter.is_whole
+    monkeypatch.setattr("scalerl.reading.curves.pool.ROUNDING", -np.inf)
+    whole = pooled(clouds, settings, False)
+    assert whole.scatter.is_whole
+    np.testing.assert_allclose(law.mean_DUK, whole.mean_DUK, atol=1e-6)
+    assert (law.tau_DK == whole.tau_DK).all()
+    cross = RNG(0).standard_normal((5, 60))
+    for k, t in ((0, 0), (2, 13), (3, 26)):
+        own, expected = (one.scatter.times_precision(cross, k, t) for one in (law, whole))
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

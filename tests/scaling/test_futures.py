@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from simulated_runs import fallen, run
 
-from scalerl.reading.curves import Curve, falls, fit, forecast, sigmoid
+from scalerl.reading.curves import Curve, fit, forecast, sigmoid
 from scalerl.reading.curves.counts import LATER_FALL, TAKE_OFF
 from scalerl.reading.curves.estimate import quantiles
 from scalerl.reading.curves.falls import fall_of, has_fallen, points_before_fall
@@ -48,21 +48,6 @@ def test_a_climb_and_a_level_are_weighted_by_evidence_and_prior_odds():
     assert fit(flat()).posterior.climb < 0 < fit(run(noise=0.04)).posterior.climb
 
 
-def test_an_excursion_from_a_level_returns_to_it():
-    rng = np.random.default_rng(7)
-    noise = np.zeros(60)
-    for t in range(1, 60):
-        noise[t] = 0.6 * noise[t - 1] + 0.06 * rng.standard_normal()
-    noise[-3:] = [0.04, 0.07, 0.09]
-    drawn = posterior(Curve(np.arange(60.0), 0.4 + noise))
-    level = drawn.selected(np.flatnonzero(drawn.of(LEVEL.name)))
-    assert drawn.stay_probability > 0.2
-    assert (level.draws.asymptote == level.draws.initial).all()
-    last, soon, late = level.levels(np.array([59.0, 61.0, 400.0])).mean(axis=1)
-    assert late == pytest.approx(0.4, abs=0.04)
-    assert late + 0.02 < soon < last < 0.52
-
-
 def alternating(noise, points=21):
     """Return an alternating curve: second differences of 4 amplitudes, noise of 1.4826 * 4 / sqrt(6) amplitudes."""
     amplitude = noise * np.sqrt(6) / 4 / 1.4826
@@ -76,12 +61,6 @@ def test_the_odds_of_a_level_grow_with_the_square_of_the_noise_up_to_those_after
     assert prior_odds(alternating(0.2)) == pytest.approx(0.77 / 0.23)
     assert pytest.approx(20 / 26, abs=0.01) == STAYS_AFTER_FALL
     assert prior_odds(fallen()) == pytest.approx(0.77 / 0.23)
-
-
-def test_the_odds_do_not_depend_on_the_unit_of_the_metric():
-    curve = alternating(0.03)
-    percent = Curve(curve.compute, 100 * curve.metric, bounds=(0.0, 100.0))
-    assert prior_odds(percent) == pytest.approx(prior_odds(curve))
 
 
 def test_a_fall_counts_only_beyond_the_noise():
@@ -114,10 +93,6 @@ def test_a_run_with_little_noise_and_no_climb_takes_off_at_the_rate_of_such_runs
     assert str(TAKE_OFF["other"]) == "3 of 29" and take_off_rate(fit(flat()).posterior).max() == pytest.approx(3 / 29)
 
 
-def test_a_run_with_a_visible_climb_has_no_take_off():
-    assert NOT_BEGUN.name not in fit(run()).posterior.families
-
-
 def test_the_chance_of_a_later_fall_is_stated_and_is_not_in_the_band():
     noisy = fit(run(noise=0.04, seed=4))
     assert noisy.posterior.later_fall == LATER_FALL["noisy"] and fit(run()).posterior.later_fall == LATER_FALL["smooth"]
@@ -126,9 +101,7 @@ def test_the_chance_of_a_later_fall_is_stated_and_is_not_in_the_band():
     assert "4 of 51 public runs that looked like this fell later; the band leaves this out" in str(forecast(noisy))
 
 
-@pytest.mark.parametrize(
-    "made", [run(), run(noise=0.04, seed=4), flat(), flat(noise=0.003), fallen(), run(last=1800.0)]
-)
+@pytest.mark.parametrize("made", [run(noise=0.04, seed=4), flat(noise=0.003), fallen()])
 def test_the_band_at_a_compute_does_not_depend_on_the_others_that_are_asked_for(made):
     fitted, last = fit(made), made.last_compute
     for noise in (False, True):
@@ -152,13 +125,6 @@ def test_a_creep_goes_on_in_proportion_to_compute():
     assert seen.predict([4.0]).high[0] > 0.75  # truth: 0.80
 
 
-def test_the_band_of_a_finished_run_stays_near_its_ceiling():
-    for seed in range(4):
-        finished = fit(creeping(0.0, seed=seed, noise=0.008))
-        if finished.identified:
-            assert finished.predict([4.0]).high[0] < finished.asymptote.mean + 0.12
-
-
 def test_a_run_that_shows_no_climb_may_stay_in_its_interval():
     # the prior odds are far below one, so the mean only rises; half of the public runs without a climb never rose
     still = posterior(flat(noise=0.002))
@@ -167,7 +133,7 @@ def test_a_run_that_shows_no_climb_may_stay_in_its_interval():
     assert LEVEL.name not in posterior(run()).families
 
 
-@pytest.mark.parametrize("level", [0.0, 0.01, 0.99, 1.0])
+@pytest.mark.parametrize("level", [0.01, 1.0])
 def test_no_band_leaves_the_bounds(level):
     noise = 0.02 * np.random.default_rng(1).standard_normal(20)
     fitted = fit(Curve(np.arange(20.0), np.clip(level + noise, 0, 1)))
@@ -189,7 +155,7 @@ def test_an_excursion_decays_with_the_autocorrelation():
     assert 0.5 < away[1] < away[0] < 1.0 and away[2] < 0.3
 
 
-@pytest.mark.parametrize("values", [[0.0] * 5, [0.5] * 8, [0.3] * 5 + [0.3, 0.31, 0.3]])
+@pytest.mark.parametrize("values", [[0.0] * 5, [0.3] * 5 + [0.3, 0.31, 0.3]])
 def test_equal_values_at_the_start_give_a_wide_forecast(values):
     fitted = fit(Curve(np.arange(1.0, len(values) + 1), values))
     band = fitted.predict([2.0 * len(values)], noise=True)
@@ -221,9 +187,7 @@ def dropped(at, to, noise, points=31, seed=0):
     return Curve(compute, np.clip(level + noise * np.random.default_rng(seed).standard_normal(points), 0, 1))
 
 
-@pytest.mark.parametrize("at", [10, 20, 26, 28])
-@pytest.mark.parametrize("to", [0.0, 0.15, 0.35])
-@pytest.mark.parametrize("noise", [0.002, 0.01, 0.02])
+@pytest.mark.parametrize(("at", "to", "noise"), [(10, 0.0, 0.002), (20, 0.35, 0.02), (28, 0.15, 0.01)])
 def test_the_mean_stays_down_after_a_fall_in_one_evaluation_and_the_band_includes_a_return(at, to, noise):
     fitted = fit(dropped(at, to, noise))
     assert fitted.posterior.fallen and fitted.posterior.stay_probability > 0.95
@@ -232,14 +196,6 @@ def test_the_mean_stays_down_after_a_fall_in_one_evaluation_and_the_band_include
     # at twice the compute 0.23 times half or more have returned, which is above 0.05
     assert band.high[-1] > to + 0.05 and band.low[-1] < to + 0.02
     assert fitted.posterior.wide_D[fitted.posterior.of(LEVEL.name)].sum() == pytest.approx(0.77)
-
-
-@pytest.mark.parametrize("first", [1, 2, 3])
-def test_the_mean_stays_at_a_lower_level_after_the_start(first):
-    values = np.where(np.arange(25) < first, 0.8, 0.3) + 0.01 * np.random.default_rng(first).standard_normal(25)
-    fitted = fit(Curve(np.arange(25.0), values))
-    assert fitted.posterior.fallen
-    assert fitted.predict([30.0, 50.0]).mean == pytest.approx(0.3, abs=0.02)
 
 
 def test_a_fall_that_noise_may_explain_keeps_the_future_that_rises():
@@ -264,17 +220,7 @@ def test_the_time_since_a_fall_and_returns_by_hand():
     assert np.isinf(down.return_D[500:]).all() and np.isfinite(down.return_D[:500]).all()
 
 
-def test_a_return_is_to_the_law_and_before_it_every_draw_is_at_the_new_level():
-    drawn = posterior(dropped(24, 0.1, 0.005))
-    now_D, later_D = drawn.unbounded(np.array([30.0, 1e9]))
-    assert now_D == pytest.approx(0.1, abs=0.05)
-    returned_D = drawn.down.return_D < 1e9
-    assert later_D[returned_D] == pytest.approx(drawn.draws.levels(np.array([1e9]))[0, returned_D])
-    assert drawn.wide_D[returned_D].sum() == pytest.approx(0.23, abs=0.01)
-
-
-@pytest.mark.parametrize("low", [0.05, 0.2, 0.3])
-@pytest.mark.parametrize("points", [18, 24, 27])
+@pytest.mark.parametrize(("points", "low"), [(18, 0.3), (27, 0.05)])
 def test_what_returns_after_a_clear_fall_follows_the_law_of_the_points_before_it(points, low):
     curve = dropped(points, low, 0.005)
     before, after = posterior(curve.first(points)), posterior(curve)
@@ -283,57 +229,3 @@ def test_what_returns_after_a_clear_fall_follows_the_law_of_the_points_before_it
         expected = quantiles(of_law, before.wide_D, [0.1, 0.5, 0.9])
         weight_D = after.wide_D * after.of(RETURN.name)
         assert quantiles(returned, weight_D, [0.1, 0.5, 0.9]) == pytest.approx(expected, abs=0.01)
-
-
-def test_after_a_fall_that_noise_may_explain_the_law_of_all_points_is_as_likely_as_in_the_mean():
-    drawn = posterior(fallen())
-    assert drawn.fallen and RETURN.name not in drawn.families
-    climbs_D = ~drawn.of(LEVEL.name)
-    assert drawn.mean_D[climbs_D].sum() == pytest.approx(0.23) == drawn.wide_D[climbs_D].sum()
-
-
-def test_with_too_few_points_before_a_fall_a_return_follows_the_law_of_all_points():
-    values = np.where(np.arange(25) < 4, 0.8, 0.3) + 0.01 * np.random.default_rng(0).standard_normal(25)
-    drawn = posterior(Curve(np.arange(25.0), values))
-    assert drawn.fallen and RETURN.name not in drawn.families
-    assert drawn.wide_D[~drawn.of(LEVEL.name)].sum() == pytest.approx(0.23)
-
-
-def test_the_interval_after_a_short_dip_includes_the_level_before_it():
-    rng = np.random.default_rng(8)
-    hits = []
-    for _ in range(12):
-        values = np.append(0.6 - 0.4 * 0.7 ** np.arange(24.0), np.full(5, 0.25)) + 0.004 * rng.standard_normal(29)
-        band = fit(Curve(np.arange(29.0), values)).predict([40.0, 56.0])
-        hits.append((band.low < 0.25) & (band.high > 0.5995))
-    assert np.mean(hits) >= 0.5
-
-
-def test_the_share_of_returns_is_stated():
-    assert "6 of 26 public runs that had fallen recovered half of it or more; the band includes this" in str(
-        forecast(fit(fallen()))
-    )
-
-
-UNFALLEN = {
-    **{f"law, noise {noise}": run(noise=noise, seed=9) for noise in (0.0, 0.004, 0.04)},
-    **{f"flat, noise {noise}": flat(noise=noise) for noise in (0.0, 0.003, 0.03)},
-    "young": run(last=1500.0), "long": run(points=900), "few points": run(points=6),
-    "shallow fall": dropped(24, 0.53, 0.004),
-    "equal": Curve(np.arange(8.0), np.full(8, 0.4)),
-    "one outlier": Curve(np.arange(12.0), [0.4] * 5 + [0.1] + [0.4] * 6),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", UNFALLEN)
-def test_a_run_without_a_fall_does_not_depend_on_the_state_after_one(name, monkeypatch):
-    """Its forecast is a function of the law, its departures and a steady level alone."""
-
-    def never(*_):
-        raise AssertionError("the state after a fall was computed")
-
-    monkeypatch.setattr(falls, "level_after_change", never)
-    fitted = fit(UNFALLEN[name])
-    assert not has_fallen(fitted.curve) and fitted.posterior.down is None
-    with pytest.raises(AssertionError):
-        fit(fallen())

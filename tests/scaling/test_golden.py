@@ -68,12 +68,6 @@ def test_the_document_is_that_of_the_golden_file(name):
     assert alike(document(CURVES[name]()), json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def test_alike_detects_a_changed_word_and_a_changed_number():
-    assert alike("A 0.610 ± 0.002", "A 0.611 ± 0.002")
-    assert not alike("A 0.610 ± 0.002", "A 0.710 ± 0.002")
-    assert not alike("identified 0.61", "unknown 0.61")
-
-
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for title, make in CURVES.items():

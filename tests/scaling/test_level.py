@@ -39,15 +39,6 @@ def test_the_evidence_is_the_integral_over_level_and_noise():
     assert level_posterior(y, 0.0).log_evidence + np.log(0.5) == pytest.approx(np.log(total), abs=0.02)
 
 
-def test_noise_gives_the_mean_and_a_fall_the_last_level():
-    rng = np.random.default_rng(0)
-    noise = 0.5 + 0.05 * rng.standard_normal(40)
-    steady = level_posterior(noise, 1e-9)
-    assert steady.weight_X @ steady.level_X == pytest.approx(noise.mean(), abs=0.03)
-    fallen = level_posterior(np.append(noise[:30], noise[30:] - 0.4), 1e-9)
-    assert fallen.weight_X @ fallen.level_X == pytest.approx((noise[30:] - 0.4).mean(), abs=0.08)
-
-
 def test_draws_have_the_moments_of_the_posterior():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     level = level_posterior(y, 0.0)
@@ -73,17 +64,6 @@ def test_weights_are_those_of_generalized_least_squares():
         kept = 1 - ratio * walk[-1] @ precision @ one
         spread = ratio * 6 - ratio**2 * walk[-1] @ precision @ walk[-1] + kept**2 / (one @ precision @ one)
         assert level.spread_X[i] == pytest.approx(spread)
-
-
-def test_equal_weights_only_change_the_unit_of_the_noise():
-    y = np.array([0.31, 0.35, 0.33, 0.41, 0.40])
-    plain, twice = level_posterior(y, 0.0), level_posterior(y, 0.0, np.full(5, 2.0))
-    # with half the noise, a walk with ratio q has ratio 4 q; only the model with q = 0 is unchanged
-    assert twice.level_X[0] == pytest.approx(plain.level_X[0])
-    assert twice.rss_X[0] == pytest.approx(4 * plain.rss_X[0])
-    ones = level_posterior(y, 0.0, np.ones(5))
-    assert ones.log_evidence == pytest.approx(plain.log_evidence)
-    assert ones.path_N == pytest.approx(plain.path_N)
 
 
 def test_the_evidence_of_a_steady_level_is_the_integral_over_level_and_noise():
@@ -115,14 +95,6 @@ def test_draws_of_a_steady_level_have_the_moments_of_the_posterior_and_keep_the_
     assert (limited.level_D >= 0.4).all()
 
 
-def test_equal_weights_of_a_steady_level_only_change_the_unit_of_the_noise():
-    y, phis = np.array([0.31, 0.35, 0.33, 0.41, 0.40]), np.array([0.0, 0.6])
-    plain, twice = (steady_level(y, 0.0, phis, 0.0, 1.0, 100, weight) for weight in (None, np.full(5, 2.0)))
-    assert twice.level_D == pytest.approx(plain.level_D)
-    assert twice.noise_D == pytest.approx(2 * plain.noise_D)
-    assert twice.log_evidence == pytest.approx(plain.log_evidence)
-
-
 def solved(y, spread, columns):
     """Return RSS, the log determinant of spread and of the information, the estimates and their covariance."""
     precision = np.linalg.inv(spread)
@@ -133,8 +105,8 @@ def solved(y, spread, columns):
     return rest @ precision @ rest, volume, estimate, np.linalg.inv(information)
 
 
-@pytest.mark.parametrize("weight", [np.ones(7), np.array([1.0, 0.5, 2.0, 1.0, 0.7, 1.3, 0.8])])
-def test_the_tails_are_those_of_generalized_least_squares(weight):
+def test_the_tails_are_those_of_generalized_least_squares():
+    weight = np.array([1.0, 0.5, 2.0, 1.0, 0.7, 1.3, 0.8])
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     found = tails(y, weight**-2.0)
     for start in range(7):
@@ -169,7 +141,7 @@ def test_the_evidence_of_a_change_is_that_of_all_its_places_and_walks():
     assert found.weight_X[8:].sum() == pytest.approx(np.mean(densities) / (whole + np.mean(densities)))
 
 
-@pytest.mark.parametrize("since", [1, 2, 3, 8, 25])
+@pytest.mark.parametrize("since", [1, 8])
 def test_a_step_far_outside_the_noise_gives_the_new_level_and_leaves_the_noise(since):
     y = np.concatenate([np.full(20, 0.7), np.full(since, 0.2)])
     y += 0.01 * np.random.default_rng(since).standard_normal(len(y))
@@ -179,10 +151,3 @@ def test_a_step_far_outside_the_noise_gives_the_new_level_and_leaves_the_noise(s
     assert 0.004 < np.median(draws.noise_sd) < 0.014
     assert np.median(of_walk.noise_sd) > 0.02  # the walk has no other place for the step
     assert changed.path_N[[0, 10, -1]] == pytest.approx([0.7, 0.7, 0.2], abs=0.02)
-
-
-def test_a_level_without_a_step_is_that_of_the_walk():
-    y = 0.5 + 0.02 * np.random.default_rng(2).standard_normal(40)
-    changed, walk = level_after_change(y, 1e-9, 10), level_posterior(y, 1e-9)
-    assert changed.weight_X @ changed.level_X == pytest.approx(walk.weight_X @ walk.level_X, abs=0.01)
-    assert changed.weight_X[:8].sum() > 0.5

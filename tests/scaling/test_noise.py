@@ -29,10 +29,6 @@ def test_points_of_fewer_answers_are_noisier():
     assert relative_noise(curve) ** 2 == pytest.approx(np.array([0.28, 1.72] * 4), abs=1e-3)
 
 
-def test_equal_numbers_of_answers_have_equal_noise():
-    assert relative_noise(Curve(np.arange(1.0, 7.0), [0.1, 0.3, 0.5, 0.7, 0.9, 0.4], answers=[64] * 6)) is None
-
-
 def test_a_standard_error_does_not_weight_its_own_point():
     own = np.full(20, 0.02)
     own[10] = 0.2  # the median of nine neighbors is 0.02
@@ -55,37 +51,6 @@ def test_scatter_beyond_the_standard_errors_is_equal_for_all_points():
     assert relative_noise(with_errors(rough, stderr)) == pytest.approx(np.ones(12), abs=0.01)
 
 
-def test_a_missing_standard_error_is_replaced_by_the_median():
-    assert relative_noise(with_errors(np.full(5, 0.5), [0.01, 0.01, np.nan, 0.01, 0.01])) is None
-
-
-def plateau_at_08(num_points, seed, answers=None):
-    """A rise from 0.2 to a plateau at 0.8; a share of answers, or with a noise of 0.04."""
-    compute, rng = np.arange(1.0, num_points + 1) / num_points, np.random.default_rng(seed)
-    level = 0.2 + 0.6 / (1 + (0.12 / compute) ** 2)
-    if answers is not None:
-        return compute, rng.binomial(answers, level) / answers
-    return compute, np.clip(level + 0.04 * rng.standard_normal(num_points), 0, 1)
-
-
-@pytest.mark.parametrize("num_points", [20, 40, 80, 400])
-def test_true_standard_errors_move_the_forecast_as_little_as_those_of_another_size(num_points):
-    compute, metric = plateau_at_08(num_points, seed=0)
-    without = fit(Curve(compute, metric)).predict([2.0])
-    for error in (0.04, 0.01):
-        told = fit(Curve(compute, metric, stderr=np.full(num_points, error))).predict([2.0])
-        assert (told.mean, told.low, told.high) == (without.mean, without.low, without.high)
-
-
-@pytest.mark.parametrize("num_points", [20, 40, 80, 400])
-def test_binomial_standard_errors_leave_the_forecast_at_the_plateau(num_points):
-    for seed in range(2):
-        compute, metric = plateau_at_08(num_points, seed, answers=100)
-        own = Curve(compute, metric, stderr=np.sqrt(metric * (1 - metric) / 100))
-        for curve in (Curve(compute, metric), own, Curve(compute, metric, answers=np.full(num_points, 100))):
-            assert fit(curve).predict([2.0]).mean == pytest.approx(0.798, abs=0.06)
-
-
 def test_points_of_many_answers_decide_the_fit():
     curve = run()
     metric = curve.metric.copy()
@@ -98,8 +63,7 @@ def test_points_of_many_answers_decide_the_fit():
     assert told.asymptote.sd < 0.6 * alike.asymptote.sd
 
 
-@pytest.mark.parametrize("level", [0.0, 0.02, 0.5, 0.97, 1.0])
-@pytest.mark.parametrize("sd", [0.0, 1e-4, 0.03, 0.6])
+@pytest.mark.parametrize(("level", "sd"), [(0.02, 0.03), (0.5, 0.0), (1.0, 0.6)])
 def test_evaluations_lie_within_the_bounds_by_construction(level, sd):
     drawn = evaluations(np.full((2, 500), level), np.full((2, 500), sd), 0.0, 1.0, np.random.default_rng(0))
     assert drawn.shape == (2, 500) and ((drawn >= 0) & (drawn <= 1)).all()

@@ -13,12 +13,7 @@ TABLE_1 = {
     "ScaleRL": (2542, 1.92, 0.610, SMALL),
     "ScaleRL-32k": (11272, 1.89, 0.645, LARGE),
     "ScaleRL-8gen": (2542, 2.44, 0.585, SMALL),
-    "ScaleRL-24gen": (3054, 2.22, 0.590, SMALL),
-    "ScaleRL-32gen": (2936, 2.07, 0.595, SMALL),
     "ScaleRL-Scout": (4242, 1.65, 0.710, LARGE),
-    "ScaleRL-bs512": (2818, 1.77, 0.605, SMALL),
-    "ScaleRL-bs2048": (10909, 1.70, 0.645, LARGE),
-    "math+code, math": (2896, 2.05, 0.595, SMALL),
     "math+code, code": (1675, 1.09, 0.615, SMALL),
 }
 
@@ -34,11 +29,10 @@ def test_noise_free_curves_of_table_1_return_their_row_to_grid_resolution(name):
     assert best.efficiency == pytest.approx(efficiency, abs=0.005)
 
 
-@pytest.mark.parametrize("name", TABLE_1)
-def test_the_command_returns_the_rows_of_table_1_although_early_points_are_excluded(name, capsys, tmp_path):
+def test_the_command_returns_the_rows_of_table_1_although_early_points_are_excluded(capsys, tmp_path):
     # the first point that is kept, as R0, would give B 2.78 and C_mid 3645 for the first row
-    midpoint, efficiency, asymptote, midpoints = TABLE_1[name]
-    compute = np.append(0.0, np.linspace(100, 50_000 if midpoint > 4000 else 16_000, 160))
+    midpoint, efficiency, asymptote, midpoints = TABLE_1["ScaleRL"]
+    compute = np.append(0.0, np.linspace(100, 16_000, 160))
     path = write(tmp_path / "row.jsonl", Curve(compute, sigmoid(compute, asymptote, efficiency, midpoint, 0.2)))
     low, high = midpoints[0], midpoints[-1]
     grid = ["--asymptotes", 0.45, 0.8, 71, "--midpoints", low, high, 100]
@@ -65,11 +59,8 @@ def test_without_the_evaluation_before_training_the_command_asks_for_r0_and_take
     ("words", "message"),
     [
         (["--asymptotes", 0.45, 0.8, 71], "--asymptotes is the grid of --method paper"),
-        (["--midpoints", 100, 4000, 100], "--midpoints is the grid of --method paper"),
         (["--method", "paper", "--asymptotes", 0.8, 0.45, 71], "--asymptotes: got 0.8 0.45 71; allowed: LOW < HIGH"),
         (["--method", "paper", "--midpoints", 100, 4000, 2.5], "a whole number N from 2 to 1000"),
-        (["--method", "paper", "--midpoints", 100, 4000, 1e9], "a whole number N from 2 to 1000"),
-        (["--method", "paper", "--midpoints", 0, 4000, 100], "the grid of C_mid must ascend within numbers above 0"),
         (["--method", "paper", "--asymptotes", 0.5, 1.2, 10], "the grid of A must ascend within [0, 1]"),
         (["--method", "paper", "--asymptotes", 0.1, 0.15, 10], "larger values with --asymptotes"),
         (["--method", "paper", "--r0", -0.1], "r0 must lie in [0, 1)"),
@@ -79,14 +70,6 @@ def test_without_the_evaluation_before_training_the_command_asks_for_r0_and_take
 def test_a_grid_or_an_r0_that_cannot_be_meant_is_one_line(words, message, capsys, tmp_path):
     code, out, error = call(capsys, "fit", write(tmp_path / "one.jsonl", run()), *words)
     assert (code, out) == (2, "") and message in error and len(error.splitlines()) == 1
-
-
-def test_the_midpoints_printed_in_the_paper_miss_its_own_table_by_up_to_half_a_step():
-    # none of the table's C_mid lies on linspace(100, 40000, 100), whose step is 403
-    compute = np.linspace(1500, 16_000, 75)
-    curve = Curve(compute, sigmoid(compute, 0.61, 1.92, 2542, 0.2))
-    best = paper_fit(curve, r0=0.2, grid=PUBLISHED_GRID)
-    assert best.midpoint == pytest.approx(2518.2, abs=0.1)
 
 
 def test_nist_rat42_at_the_certified_asymptote_and_midpoint_has_the_certified_steepness_and_residuals():
@@ -108,14 +91,6 @@ def test_r0_is_the_point_at_compute_0_unless_it_is_given():
     assert paper_fit(curve, r0=0.1).initial == 0.1
 
 
-def test_without_a_point_at_compute_0_the_procedure_asks_for_r0():
-    curve = run(noise=0.0)
-    late = Curve(curve.compute[1:], curve.metric[1:])
-    with pytest.raises(CurveError, match="give R0 with --r0"):
-        paper_fit(late)
-    assert paper_fit(late, r0=0.2, exclude_below=1500).efficiency == pytest.approx(1.92, abs=0.05)
-
-
 def test_the_procedure_reports_no_uncertainty():
     best = paper_fit(run())
     assert best.to_dict()["asymptote"] == best.asymptote == pytest.approx(0.61, abs=0.01)
@@ -125,11 +100,6 @@ def test_the_procedure_reports_no_uncertainty():
 def test_a_constant_curve_has_no_climb_to_fit():
     with pytest.raises(CurveError, match="no climb"):
         paper_fit(Curve(range(8), [0.5] * 8))
-
-
-def test_a_grid_below_the_initial_level_is_an_error():
-    with pytest.raises(CurveError, match="no asymptote"):
-        paper_fit(run(noise=0.0), grid=PaperGrid(asymptotes=[0.1, 0.15]))
 
 
 def test_a_result_on_the_edge_of_the_grid_is_reported():

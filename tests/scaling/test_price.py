@@ -11,15 +11,12 @@ from simulated_runs import run
 from simulated_study import Truth, write_study
 
 from scalerl.cli.plan import next_gains
-from scalerl.reading.curves import Curve, CurveError, Fit, advise, compare, fit, frontier, frontiers
-from scalerl.reading.curves.frontiers import NextRun
-from scalerl.reading.curves.price import Cost, next_gain
+from scalerl.reading.curves import Curve, CurveError, Fit, advise, compare, fit, frontier
+from scalerl.reading.curves.price import next_gain
 from scalerl.reading.curves.units import number_text
 from scalerl.reading.pages.page import study_page
 from scalerl.reading.pages.study import study_results
 from scalerl.reading.pages.study_files import read_files
-
-BAD = [(0.0, "above 0; got 0"), (-2.5, "above 0; got -2.5"), (float("nan"), "above 0"), (float("inf"), "above 0")]
 
 
 def test_the_gain_and_the_cost_are_those_of_the_advice():
@@ -42,12 +39,6 @@ def test_the_next_gain_of_several_runs_is_their_mean_with_a_narrower_interval():
     assert of_all.cost.device_hours == 5000.0 and of_all.cost.money != of_all.cost.money
 
 
-def test_the_cost_of_several_runs_is_their_mean():
-    fits = [fit(Curve(run().compute[:last], run().metric[:last], axis="device_hours")) for last in (21, 41)]
-    last = [f.last_compute for f in fits]
-    assert next_gain(fits, price=3.0).cost.money == pytest.approx(3 * sum(last) / 2)
-
-
 def test_a_comparison_says_what_the_next_gain_of_each_side_costs():
     slow = Curve(2 * run(seed=1).compute, run(seed=1).metric, axis="device_hours")
     both = compare(run(seed=1), slow, names=("dapo", "grpo"), price=2.5)
@@ -60,27 +51,6 @@ def test_a_comparison_says_what_the_next_gain_of_each_side_costs():
 
 def grid():
     return [run(midpoint=500.0 * size, seed=size) for size in (1, 2, 4, 8)], [{"size": s} for s in (1, 2, 4, 8)]
-
-
-def test_a_frontier_says_what_twice_the_budget_gains_and_what_the_next_run_costs():
-    curves, settings = grid()
-    found = frontier(curves, settings, 20_000.0, price=2.0)
-    ahead = found.next_gain
-    assert (ahead.budget, ahead.factor, ahead.cost.money) == (40_000.0, 2.0, 40_000.0)
-    assert f"  next gain: {ahead}" in str(found) and found.next_setting in [option.setting for option in found.options]
-    if found.next_run is not None:
-        assert found.next_run.cost.money == pytest.approx(2 * found.next_run.compute)
-    assert frontier(curves, settings, 20_000.0).next_gain.gain == ahead.gain
-
-
-def test_a_proposed_run_that_is_shorter_than_one_of_its_setting_is_called_another(monkeypatch):
-    curves, settings = grid()
-    last = curves[1].last_compute
-    free = Cost(last / 2, "device_hours", 0.0, 0.0, 0.0)
-    monkeypatch.setattr(frontiers, "next_run", lambda *args: NextRun({"size": 2}, last / 2, 0.01, free))
-    found = frontier(curves, settings, 20_000.0)
-    assert found.next_run.reached == last
-    assert re.search(r"Run next: another run of size 2 to 8000 .*, though one went to 1.6e\+04; it raises", str(found))
 
 
 @pytest.fixture(scope="module")
@@ -121,28 +91,6 @@ def test_a_plan_says_what_the_whole_run_costs(capsys):
     assert re.search(r"^cost: 100 updates and their evaluations take .* device-\w+ \(\$[\d.,]+\)$", out, re.MULTILINE)
     _, out, _ = call(capsys, *PLAN, "--steps", "100")
     assert "cost: 100 updates" in out and "$" not in out
-
-
-@pytest.mark.parametrize(("price", "message"), BAD)
-def test_a_price_that_is_no_positive_number_is_an_error_everywhere(price, message, study):
-    curves, settings = grid()
-    for call_it in (
-        lambda: compare(run(), run(), price=price),
-        lambda: frontier(curves, settings, 20_000.0, price=price),
-        lambda: study_results(read_files(study), price=price),
-    ):
-        with pytest.raises(CurveError, match=re.escape(message)):
-            call_it()
-
-
-@pytest.mark.parametrize("price", ["0", "-1"])
-def test_the_commands_give_one_line_about_a_price(price, capsys, tmp_path, study):
-    points = tmp_path / "points.jsonl"
-    rows = zip(run().compute.tolist(), run().metric.tolist(), strict=True)
-    points.write_text("".join(json.dumps({"device_hours": c, "pass_rate": m}) + "\n" for c, m in rows))
-    for words in (["compare", points, "--versus", points], ["study", "show", study], PLAN):
-        code, out, error = call(capsys, *words, "--price", price)
-        assert code == 2 and error.count("\n") == 1 and "price" in error, (words, out, error)
 
 
 def test_a_price_without_device_hours_is_an_error_everywhere():

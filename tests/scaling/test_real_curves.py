@@ -25,15 +25,6 @@ def file(tmp_path):
     return path
 
 
-def test_a_run_without_a_repository_is_a_separate_source_and_bounds_apply(bench, file):
-    runs = bench.read_runs(file, (0.0, 2.0))
-    assert [(run.name, run.repo, run.kind) for run in runs] == [
-        ("fell", "lab", "collapse"), ("flat", "flat", "not named"), ("short", "short", "not named"),
-    ]  # fmt: skip
-    assert runs[0].curve.bounds == (0.0, 2.0)
-    assert runs[0].curve.compute.tolist() == [10.0 * (i + 1) for i in range(12)]
-
-
 def test_a_split_shows_the_share_and_at_least_five_points_and_scores_the_rest(bench, file):
     fell, flat, short = bench.read_runs(file, (0.0, 1.0))
     # 0.3 of 12 is 4, so 5 are shown; 0.7 of 12 is 8

@@ -7,7 +7,7 @@ import pytest
 from commands import call
 from simulated_runs import run, write
 
-from scalerl.reading.curves import Curve, CurveError, advise, compare, fit, fit_together, forecast, sigmoid
+from scalerl.reading.curves import Curve, CurveError, fit, fit_together, sigmoid
 from scalerl.reading.curves.together import SHARED, UNLIKE, walk
 
 SEEDS, STRANGERS = (0.06, 0.15, 0.1), (1.0, 1.5, 0.5)
@@ -70,20 +70,6 @@ def test_a_young_run_shrinks_toward_finished_ones_which_hardly_move():
     assert both.midpoint.low < 2542 < both.midpoint.high
 
 
-@pytest.mark.slow
-def test_the_fits_are_used_like_single_ones_and_the_order_of_the_runs_only_permutes_them():
-    runs = [run(last=6000.0, seed=seed) for seed in range(3)]
-    both, turned = fit_together(runs), fit_together(runs[::-1])
-    assert [f.asymptote.mean for f in both.fits] == pytest.approx(
-        [f.asymptote.mean for f in turned.fits[::-1]], abs=4e-3
-    )
-    f = both.fits[0]
-    assert len(f.draws) == len(fit(runs[0]).draws) and advise(f).action in ("continue", "stop")
-    assert forecast(f).at[0].compute == 12_000.0 and compare(both.fits[:2], both.fits[2:]).sentence
-    assert fit_together(runs).to_dict() == both.to_dict()  # the same draws every time
-    assert f.noise_sd == pytest.approx(fit(runs[0]).noise_sd, rel=0.2)
-
-
 def test_runs_with_standard_errors_and_other_bounds_can_be_fitted_together():
     one, two = (run(last=6000.0, seed=seed) for seed in range(2))
     apart = [Curve(c.compute, 10 * c.metric, bounds=(0.0, 10.0), stderr=np.full(len(c), 0.04)) for c in (one, two)]
@@ -141,9 +127,3 @@ def test_the_command_prints_what_the_runs_share_and_then_each_run(capsys, tmp_pa
 def test_options_that_a_fit_together_lacks_are_one_line(words, message, capsys, tmp_path):
     code, _, error = call(capsys, "fit", write(tmp_path / "one.jsonl", run()), *words)
     assert code == 2 and message in error and error.count("\n") == 1
-
-
-def test_an_error_about_one_of_several_files_has_its_path(capsys, tmp_path):
-    paths = [write(tmp_path / "a.jsonl", run()), write(tmp_path / "b.jsonl", run(points=3))]
-    code, _, error = call(capsys, "fit", *paths, "--together")
-    assert code == 2 and f"{paths[1]}: a fit needs at least 5 points; got 3" in error

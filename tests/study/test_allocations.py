@@ -30,11 +30,6 @@ def test_a_slow_starter_continues_and_a_finished_low_arm_does_not(tmp_path):
     assert [name for name, verdict in kept["verdicts"].items() if verdict["go_on"]] == arms
 
 
-def test_with_a_single_curve_all_arms_continue(tmp_path):
-    study = write_study(tmp_path / "s", {"good": Truth(last_step=HALF), "broken": Truth(last_step=-1, failed="no")})
-    assert by_forecast(study)[0] == ["good"]
-
-
 def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
     study = StudyDirectory.create(tmp_path / "rates", PLANS["rates"](QUICK))
     ends = {"cispo-6e-05": 0.7, "cispo-0.00012": 0.8, "dapo-0.00024": 0.75, "gspo-0.00048": 0.6, "grpo-6e-05": 0.65}

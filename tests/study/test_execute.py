@@ -99,12 +99,6 @@ def test_every_arm_gets_its_first_seed_before_any_gets_its_second(tmp_path):
     ]  # fmt: skip
 
 
-def test_as_many_runs_as_there_are_workers_go_in_parallel(tmp_path):
-    workers = ScriptedWorkers(count=3, looks=4)
-    run(StudyDirectory.create(tmp_path / "s", plan("a", "b", "c")), workers)
-    assert workers.busiest == 3 and len(workers.started) == 6
-
-
 def test_a_failed_arm_is_reported_with_its_error_and_the_others_continue(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "scalerl.training.study.execute.by_forecast", lambda study: (["a", "b"], "both may be the best")
@@ -178,9 +172,7 @@ def test_a_run_of_a_killed_study_is_awaited_and_not_started_twice(tmp_path):
     ("other", "message"),
     [
         (plan("a", "c"), "arms.b.*arms.c"),
-        (plan("a", "b", seeds=(0,)), "seeds"),
         (plan("a", "b", base=replace(BASE, steps=80)), "base.steps is 40 there and 80"),
-        (plan("b", "a"), "reference"),
     ],
 )
 def test_a_directory_with_another_plan_is_an_error_that_lists_the_changes(tmp_path, other, message):

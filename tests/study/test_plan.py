@@ -4,7 +4,6 @@ import pytest
 
 from scalerl.core.errors import ConfigError
 from scalerl.training.config import LAB, QUICK
-from scalerl.training.config.base import replace
 from scalerl.training.config.length import LengthPenalty
 from scalerl.training.config.recipe import SCALERL, Cispo, Dapo, PipelineRL, PpoOffPolicy
 from scalerl.training.study.plan import (
@@ -13,7 +12,6 @@ from scalerl.training.study.plan import (
     checked_plan,
     plan_toml,
     read_plan,
-    recipe_changes,
     select,
     with_rates,
 )
@@ -77,14 +75,6 @@ def test_arms_sample_equally_many_completions_with_equally_many_evaluations():
     assert asked.config(asked.arm("own"), 0).steps == 99
 
 
-def test_runs_of_an_arm_differ_in_the_seed_only():
-    made = PLANS["loo"](QUICK)
-    for one in made.arms:
-        first, second = made.config(one, 0), made.config(one, 1)
-        assert (first.seed, second.seed) == (0, 1) and replace(first, seed=1) == second
-        assert (first.data, first.model, first.evaluation) == (QUICK.data, QUICK.model, QUICK.evaluation)
-
-
 def test_a_rate_applies_to_the_arms_of_its_loss_without_one():
     made = plan(arm("dapo", loss="dapo"), arm("own", loss="dapo", optimizer={"learning_rate": 1e-3}))
     tuned = with_rates(made, {"dapo": 2e-5})
@@ -98,14 +88,6 @@ def test_a_selection_always_includes_the_reference():
     assert [a.name for a in select(made, ["cispo-*"]).arms] == ["baseline", "cispo-4", "cispo-5", "cispo-8"]
     with pytest.raises(ConfigError, match="'cispo-4'"):
         select(made, ["cispo4"])
-
-
-def test_changes_contain_only_differing_fields():
-    other = replace(QUICK.recipe, retire_pass_rate=None, optimizer=replace(QUICK.recipe.optimizer, learning_rate=1e-5))
-    assert recipe_changes(other, QUICK.recipe) == {
-        "recipe": {"retire_pass_rate": "none", "optimizer": {"learning_rate": 1e-5}}
-    }
-    assert recipe_changes(QUICK.recipe, QUICK.recipe) == {}
 
 
 def test_a_plan_file_defines_arms_by_their_changes(tmp_path):

@@ -1,13 +1,11 @@
 """Reuse of runs of other studies: only finished runs with an equal configuration and seed."""
 
 import json
-import os
 
 import pytest
 from simulated_study import STEPS, Truth, write_study
 
 from scalerl import cli
-from scalerl.core.files import take_hold
 from scalerl.core.run_files import RunKey
 from scalerl.training.config import to_toml
 from scalerl.training.config.base import replace
@@ -50,14 +48,6 @@ def test_a_longer_budget_resumes_a_shorter_run_that_ended_at_an_evaluation(other
 def test_a_run_with_a_shorter_budget_or_other_evaluations_is_not_reused(other, change):
     plan = plan_like(other, a="first", b="second")
     assert equal_runs(replace(plan, base=replace(plan.base, **change)), [other]) == {}
-
-
-def test_a_run_in_progress_is_not_reused(other):
-    plan = plan_like(other, a="first")
-    lock = take_hold(other.run(RunKey("first", 0)))
-    assert lock is not None and list(equal_runs(plan, [other])) == [RunKey("a", 1)]
-    os.close(lock)
-    assert list(equal_runs(plan, [other])) == [RunKey("a", 0), RunKey("a", 1)]
 
 
 def test_reused_runs_are_copies_and_existing_runs_stay_unchanged(other, tmp_path):

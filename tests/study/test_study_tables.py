@@ -55,21 +55,10 @@ def test_a_shift_along_the_compute_axis_is_detected_with_equal_a_and_b(tmp_path)
     )
 
 
-def test_the_most_important_verdict_comes_first(results):
-    assert [arm.name for arm in results.ranked()] == ["dapo", "slow", "fp32", "young", "broken"]
-    assert [line.partition(" ")[0].strip(":") for line in results.headlines()[:2]] == ["dapo", "slow"]
-
-
 def test_an_arm_without_a_fit_gives_each_reason_once(results):
     assert "got 4" in reasons(results.arm("young").runs)
     assert reasons(results.arm("broken").runs) == "failed: loss is not finite at step 3"
     assert results.arm("broken").problems[2] == "seed 2: failed: loss is not finite at step 3"
-
-
-def test_a_run_that_failed_late_is_used_up_to_its_last_evaluation(tmp_path):
-    truths = {"scalerl": Truth(), "fp32": Truth(last_step=120, failed="out of memory")}
-    arm = study_results(write_study(tmp_path / "late", truths)).arm("fp32")
-    assert len(arm.fits) == 3 and arm.effect == "none" and arm.problems[0] == "seed 0: failed: out of memory"
 
 
 def test_the_keys_of_the_json_are_as_documented(results):
@@ -79,18 +68,6 @@ def test_the_keys_of_the_json_are_as_documented(results):
     assert all(set(run) == keys["Study run"] for arm in values["arms"] for run in arm["runs"])
     assert all(set(arm["metrics"]) == keys["Metrics"] for arm in values["arms"])
     assert {f"`{effect}`" for effect in EFFECTS} <= set(re.findall(r"`\w+`", (ROOT / "docs/json.md").read_text()))
-
-
-@pytest.mark.parametrize("width", [80, 100, 160, 220])
-def test_no_number_is_cut_at_any_width(results, width):
-    text = printed(results, width)
-    table = text[text.index("arm  ") :]
-    assert max(map(len, table.splitlines())) <= width and "…" not in table
-    for arm in results.arms:
-        if arm.asymptote:
-            a, b = arm.asymptote, arm.efficiency
-            assert f"{a.low:.3f} to {a.high:.3f}" in table and f"{b.low:.2f} to {b.high:.2f}" in table
-    assert "11.0%" in table and "8.00e+06" in table and "3/3" in table and "0/3" in table
 
 
 def test_text_of_plans_is_not_read_as_markup(tmp_path):

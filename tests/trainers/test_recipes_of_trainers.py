@@ -1,9 +1,7 @@
 """What other trainers have of ScaleRL: their configurations, written and read."""
 
 import json
-import re
 import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -11,14 +9,11 @@ import trl
 import yaml
 from commands import call
 
-from scalerl.core.errors import ConfigError
-from scalerl.reading.trainers import TRAINERS, check, configuration, data, read_settings, recognized
-from scalerl.reading.trainers.check import Values, adapted, holds
+from scalerl.reading.trainers import TRAINERS, check, configuration, read_settings, recognized
+from scalerl.reading.trainers.check import Values, holds
 from scalerl.reading.trainers.data import COMPONENTS
 from scalerl.reading.trainers.read import UNRESOLVED
 from scalerl.reading.trainers.write import SUFFIXES
-from scalerl.training.config.length import Interruption
-from scalerl.training.config.recipe import SCALERL, Cispo, PipelineRL
 
 NAMES = tuple(TRAINERS)
 OLD_NAME = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # TRL passes it on to transformers
@@ -61,14 +56,6 @@ def test_the_printed_file_equals_scalerl_in_all_components_but_those_that_the_tr
         assert rows["optimizer"].theirs.startswith("lr 5e-7")  # the warm-up has another form there
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_line_of_a_printed_file_has_a_comment(name):
-    body = configuration(TRAINERS[name]).split("\n\n", 1)[1]
-    lines = [line for line in body.splitlines() if re.search(r"[:=] \S|^  (--|[a-z])\S", line)]
-    lines = [line for line in lines if line not in TRAINERS[name].preamble and not line.rstrip().endswith(":")]
-    assert len(lines) == len(TRAINERS[name].nearest) and all("  # " in line for line in lines)
-
-
 def test_the_printed_yaml_and_toml_are_those_of_other_readers():
     for name, trainer in TRAINERS.items():
         text = configuration(trainer)
@@ -104,23 +91,6 @@ def test_the_defaults_of_trl_are_those_of_its_class(tmp_path):
         if setting.default is not None:
             assert getattr(config, setting.name) == setting.default, setting.name
     assert config.epsilon_high is None
-
-
-@OLD_NAME
-def test_the_json_of_a_grpo_config_is_read(tmp_path, capsys):
-    config = trl.GRPOConfig(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, loss_type="cispo", epsilon_high=8.0, scale_rewards="batch",
-        num_generations=32, per_device_train_batch_size=32, gradient_accumulation_steps=2, steps_per_generation=16,
-    )  # fmt: skip
-    path = tmp_path / "training_args.json"
-    path.write_text(config.to_json_string())
-    code, out, _ = call(capsys, "recipes", "--check", path, "--json")
-    record = json.loads(out)
-    rows = {row["component"]: row for row in record["components"]}
-    assert code == 0 and record["trainer"] == "trl" and record["installed_version"] == trl.__version__
-    assert rows["loss"]["theirs"] == "CISPO, ratio capped at 8" and rows["loss"]["same"] is True
-    assert rows["advantage"]["same"] is True and rows["off-policy"]["theirs"] == "8 updates per generation"
-    assert rows["off-policy"]["moved"] == "speed" and rows["generations"]["measured"].startswith("ceiling 0.595")
 
 
 VERL = """
@@ -169,27 +139,10 @@ python train.py --rollout-batch-size ${BATCH} --n-samples-per-prompt 16 --global
    --rollout-max-response-len 14336 "${GRPO_ARGS[@]}"
 """
 
-SKYRL = """set -x
-: "${N:=5}"
-export LR=5e-7
-uv run -m skyrl.train.entrypoints.main_base \\
-  trainer.algorithm.policy_loss_type="cispo" \\
-  trainer.algorithm.cispo.cispo_eps_clip_high=4.0 trainer.algorithm.cispo.cispo_eps_clip_low=1.0 \\
-  trainer.algorithm.loss_reduction='sequence_mean' \\
-  trainer.policy.optimizer_config.lr=$LR \\
-  trainer.train_batch_size=48 trainer.policy_mini_batch_size=48 generator.n_samples_per_prompt=24
-"""
-
 OPEN_INSTRUCT = """python mason.py -- python open_instruct/grpo_fast.py \\
     --beta 0.0 --num_unique_prompts_rollout 48 --num_samples_per_prompt_rollout 16 \\
     --no_resampling_pass_rate 0.875 --async_steps 4 --inflight_updates True --active_sampling \\
     --advantage_normalization_type standard --response_length 32768 --loss_fn=cispo --clip_higher 4.0
-"""
-
-NEMO = """
-grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16, overlong_filtering: true}
-loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.2, token_level_loss: false, reference_policy_kl_penalty: 0.01}
-policy: {train_global_batch_size: 512}
 """
 
 FILES = [
@@ -210,19 +163,10 @@ FILES = [
         "generations": ("16", "-"), "batch": ("--global-batch-size is computed by the script", "-"),
         "aggregation": ("equal weight per completion (default)", "ceiling"),
     }),
-    ("skyrl", "a.sh", SKYRL, {
-        "loss": ("CISPO, ratio capped at 5", "-"), "aggregation": ("equal weight per completion", "ceiling"),
-        "generations": ("24", "neither"), "optimizer": ("lr 5e-7, eps 1e-8, 0 steps of warm-up", "-"),
-        "kl": ("coefficient 0.001 (default)", "-"), "off_policy": ("on-policy", "-"),
-    }),
     ("open-instruct", "a.sh", OPEN_INSTRUCT, {
         "resampling": ("not drawn again from 0.875", "-"), "off_policy": ("asynchronous, 4 batches ahead", "neither"),
         "zero_variance": ("replaced: active sampling", "-"), "tokens": ("32,768", "ceiling, speed"),
         "loss": ("CISPO, ratio capped at 5", "-"), "advantage": ("divided by the group's deviation", "neither"),
-    }),
-    ("nemo-rl", "a.yml", NEMO, {
-        "loss": ("GRPO's clip, 0.2 and 0.2", "ceiling, speed"), "batch": ("512", "neither"),
-        "aggregation": ("equal weight per completion", "ceiling"), "truncated": ("left out of the loss", "-"),
     }),
 ]  # fmt: skip
 
@@ -248,31 +192,8 @@ def test_verls_bypass_mode_replaces_the_loss_that_the_file_has():
     assert rows_of("verl", settings)["loss"].theirs == "GRPO's clip, 0.2 and 0.2"
 
 
-def test_trls_iterations_repeat_each_of_the_updates_per_generation():
-    """TRL 1.16 repeats a generated batch num_iterations times, steps_per_generation // accumulation updates each."""
-    settings = {"steps_per_generation": 8, "gradient_accumulation_steps": 2, "num_iterations": 3}
-    assert rows_of("trl", settings)["off_policy"].theirs == "12 updates per generation"
-    settings["generation_batch_size"] = 512  # GRPOConfig writes both; this one counts the completions of all GPUs
-    assert rows_of("trl", settings)["off_policy"].theirs == "12 updates per generation"
-    settings = {"generation_batch_size": 64, "per_device_train_batch_size": 4, "num_iterations": 2}
-    assert rows_of("trl", settings)["off_policy"].theirs == "32 updates per generation"
-
-
-def test_a_coefficient_of_zero_is_no_penalty():
-    on = {"trainer.algorithm.use_kl_loss": True}
-    assert rows_of("skyrl", {**on, "trainer.algorithm.kl_loss_coef": 0.0})["kl"].same is True
-    assert rows_of("skyrl", {**on, "trainer.algorithm.kl_loss_coef": "1e-3"})["kl"].theirs == "coefficient 0.001"
-
-
-@pytest.mark.parametrize(
-    ("sources", "theirs"),
-    [
-        ("group_size = 8\n[[orchestrator.train.source]]\ngroup_size = 8", "8"),
-        ("group_size = 16\n[[orchestrator.train.source]]\ngroup_size = 8", "8 and 16"),
-        ("name = 'math'\n[[orchestrator.train.source]]\nname = 'code'", "32"),
-    ],
-)
-def test_the_sources_of_a_file_may_have_their_own_settings(sources, theirs, tmp_path):
+def test_the_sources_of_a_file_may_have_their_own_settings(tmp_path):
+    sources, theirs = "group_size = 16\n[[orchestrator.train.source]]\ngroup_size = 8", "8 and 16"
     (tmp_path / "a.toml").write_text(f"[orchestrator]\ngroup_size = 32\n[[orchestrator.train.source]]\n{sources}")
     settings = read_settings(tmp_path / "a.toml")
     assert rows_of("prime-rl", settings)["generations"].theirs == theirs
@@ -293,19 +214,6 @@ def test_the_cap_of_cispo_is_absolute_in_trl_and_an_offset_from_one_elsewhere():
         assert rows_of(name, settings)["loss"].theirs == f"CISPO, ratio capped at {cap}", name
 
 
-def test_scalerls_column_is_the_recipe_that_is_trained_here():
-    ours = {component.key: component.ours for component in COMPONENTS}
-    assert isinstance(SCALERL.loss, Cispo) and ours["loss"] == f"CISPO, ratio capped at {SCALERL.loss.max_ratio:.0f}"
-    assert SCALERL.aggregation == "prompt" and ours["aggregation"] == "equal weight per prompt"
-    assert ours["resampling"] == f"not drawn again from {SCALERL.retire_pass_rate}"
-    assert isinstance(SCALERL.off_policy, PipelineRL) and f"most {SCALERL.off_policy.max_lag} " in ours["off_policy"]
-    assert ours["batch"].startswith(str(SCALERL.completions_per_step)) and SCALERL.fp32_head
-    assert ours["generations"] == f"{SCALERL.generations_per_prompt} per prompt"
-    length = SCALERL.length
-    assert isinstance(length, Interruption) and length.thinking_tokens == (10_000, 12_000)
-    assert SCALERL.optimizer.learning_rate == 5e-7 and SCALERL.optimizer.eps == 1e-15
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_case_of_a_trainers_file_refers_to_its_settings_and_to_kinds_of_the_component(name):
     trainer = TRAINERS[name]
@@ -323,25 +231,6 @@ def test_every_case_of_a_trainers_file_refers_to_its_settings_and_to_kinds_of_th
             assert "words" in case or "words" in kind
 
 
-def test_every_kind_of_a_component_is_used_by_a_trainer():
-    for component in COMPONENTS:
-        cases = [case for trainer in TRAINERS.values() for case in trainer.components[component.key]]
-        assert set(component.kinds) == {case["is"] for case in cases if "is" in case}
-        for kind in component.kinds.values():
-            for fact in (kind, *kind.get("cases", ())):
-                assert set(fact) <= {"words", "same", "measured", "moved", "cases", "if"}
-                assert ("measured" in fact) == ("moved" in fact)
-
-
-def test_the_layout_that_is_described_is_a_trainers_file():
-    example = re.search(r"\n\n((?:    .*\n|\n)+)", data.__doc__)[1]
-    trainer = data.trainer("example", tomllib.loads(example))
-    assert [setting.name for setting in trainer.nearest] == ["loss_type", "epsilon_high"]
-    values = Values(trainer, {"loss_type": "cispo"})
-    case = values.first(trainer.components["loss"])
-    assert case["is"] == "cispo" and values.quantity("cap", case) == 0.2
-
-
 def test_a_name_that_several_settings_end_with_is_an_error_of_the_file():
     assert TRAINERS["prime-rl"].setting("optim.lr").name == "trainer.optim.lr"
     with pytest.raises(KeyError, match="got 'seq_len', the end of 2 names"):
@@ -356,9 +245,7 @@ def test_a_name_that_several_settings_end_with_is_an_error_of_the_file():
         ("ppo_mini_batch_size", "64"),  # one name: as it is
         ("train_batch_size // ppo_mini_batch_size * ppo_epochs", 21.0),  # 500 // 64 = 7 updates in each of 3 rounds
         ("ppo_mini_batch_size min train_batch_size * rollout.n", 64.0),
-        ("ppo_mini_batch_size max train_batch_size - 1", 499.0),
         ("staleness_threshold or ppo_epochs + 1", 4.0),
-        ("staleness_threshold + 1", None),
         ("1 // use_kl_loss", None),
         ("1 // entropy_coeff", None),
         ("n * 2", 10.0),
@@ -379,7 +266,6 @@ def test_a_quantity_is_computed_from_left_to_right_and_missing_with_any_of_its_p
         (0.9, [True, 0.9, [1, 0.9], "> 0", "0.9 to 2"], [False, "< 0.9", "> 0.9", "missing"]),
         (True, [True, "true", "missing"], [False, 1]),
         (10**400, [True, "missing"], [0, "> 1"]),
-        ("inf", [True, "missing"], ["> 1", "inf to inf"]),
         (None, [False, "missing"], [True, 0, "> -1", "< 1", "-1 to 1"]),
         (" CISPO ", [True, "cispo", "has ISP"], ["has isp", "clip"]),
     ],
@@ -389,29 +275,17 @@ def test_a_condition_compares_flags_numbers_ranges_and_words(value, yes, no):
     assert [holds(value, wanted) for wanted in no] == [False] * len(no)
 
 
-def test_what_the_paper_did_not_measure_is_said_so():
-    rows = rows_of("trl", {"loss_type": "sapo", "beta": 0.04, "num_generations": 5})
-    assert {rows[key].measured for key in ("loss", "kl", "generations")} == {"not measured"}
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words", "match"),
     [
         ("a.json", "", [], "empty"),
-        ("a.json", "{}", [], "without settings"),
         ("a.json", "{", [], "cannot be read as json"),
-        ("a.json", "[1]", [], "without settings"),
-        ("a.toml", "[a", [], "cannot be read as toml"),
-        ("a.yaml", "a: [", [], "cannot be read as yaml"),
         ("a.yaml", "a: !!python/object/apply:os.system [ls]", [], "cannot be read as yaml"),
         ("a.ini", "a = 1", [], "ending '.ini'; allowed: .json"),
-        ("training_args.bin", b"PK\x03\x04rest", [], "export the arguments as JSON"),
         ("training_args.bin", b"\x80\x04rest", [], "to_json_string"),
         ("a.yaml", b"\xff\xfe\x00", [], "not UTF-8"),
         ("a.json", '{"learning_rate": 1e-5, "seed": 1}', [], "without settings of trl, verl"),
         ("a.yaml", VERL, ["--for", "trl"], "without settings of trl, but of verl"),
-        ("a.toml", PRIME, ["--for", "slime"], "but of prime-rl: leave out --for"),
-        ("a.sh", "echo hello", [], "without settings"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_one_line(name, content, words, match, tmp_path, capsys):
@@ -419,11 +293,6 @@ def test_a_file_that_is_no_configuration_is_one_line(name, content, words, match
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     code, out, text = call(capsys, "recipes", "--check", path, *words)
     assert code == 2 and out == "" and text.count("\n") == 1 and match in text and str(path) in text
-
-
-def doubled(count):
-    """Return YAML of a few hundred bytes, with 2 ** count values once its aliases are replaced."""
-    return "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, count))
 
 
 def merged(count):
@@ -436,13 +305,10 @@ def merged(count):
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("a.yaml", doubled(60), "more than 100,000 values"),
         ("a.yaml", merged(60), "more than 100,000 values"),
         ("a.yaml", "a: &a\n  b: *a\n", "one that contains itself"),
-        ("a.yaml", f"t: &t {'x' * 100_000}\na: [{'*t, ' * 200}]", "more than 100,000 values"),  # 20 MB of text
         ("a.yaml", "a: " + "1:" * 20_000 + "1", "a number or date of 40,001 characters"),
         ("a.yaml", "a: [1, {b: 0x" + "f" * 5_000 + "}]", "a whole number of 20,000 bits"),
-        ("a.toml", "a = 0x" + "f" * 5_000, "a whole number of 20,000 bits"),
         ("a.json", '{"' + "n" * 100_000 + '": {"a": 1, "b": 2}}', "a name of 100,000 characters"),
         ("a.yaml", "a: &a {b: &b {c: 1}}\nd: *a\ne: *b", "without settings of trl"),  # aliases as people use them
     ],
@@ -454,8 +320,8 @@ def test_a_configuration_that_would_grow_without_limit_is_one_line(name, content
     assert code == 2 and out == "" and text.count("\n") == 1 and match in text and len(text) < 500
 
 
-@pytest.mark.parametrize("name", ["a.yaml", "a.json", "a.toml", "a.sh"])
-def test_a_sparse_file_of_five_gigabytes_is_not_read(name, tmp_path, capsys):
+def test_a_sparse_file_of_five_gigabytes_is_not_read(tmp_path, capsys):
+    name = "a.yaml"
     with (tmp_path / name).open("wb") as file:
         file.truncate(5 << 30)
     code, _, text = call(capsys, "recipes", "--check", tmp_path / name)
@@ -468,23 +334,13 @@ def test_a_variable_of_a_script_that_doubles_is_not_replaced(tmp_path):
     assert read_settings(tmp_path / "a.sh") == {"--eps-clip": 0.2, "--lr": UNRESOLVED, "--n": "xx" * 8}
 
 
-def test_a_long_word_of_a_script_is_compared_once(tmp_path):
-    """A pattern that can split the word at every dot would take an hour."""
-    (tmp_path / "a.sh").write_text("train " + "a." * 100_000 + " --eps-clip 0.2")
-    assert read_settings(tmp_path / "a.sh") == {"--eps-clip": 0.2}
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["--for", "nemorl"], ""),
-        (["--for", "TRL"], ""),
         (["--for", "prime_rl"], ""),
         (["--for", "verrl"], "did you mean 'verl'?"),
         (["--for", "ray"], "allowed: trl, verl, prime-rl, skyrl, open-instruct, nemo-rl, slime"),
-        (["--for", ""], "allowed: trl"),
         (["--check", "nowhere.yaml"], "nowhere.yaml"),
-        (["--check", "."], "."),
         (["--json"], "--for or --check"),
     ],
 )
@@ -499,6 +355,8 @@ def test_an_installed_version_that_was_not_checked_is_said(tmp_path, capsys, mon
     monkeypatch.setattr("scalerl.cli.recipes.version", lambda package: "2.0.0")
     assert "2.0.0 is installed here and was not checked" in call(capsys, "recipes", "--check", path)[1]
     assert json.loads(call(capsys, "recipes", "--for", "trl", "--json")[1])["installed_version"] == "2.0.0"
+    checked = json.loads(call(capsys, "recipes", "--check", path, "--json")[1])
+    assert checked["trainer"] == "trl" and len(checked["components"]) == len(COMPONENTS)
 
 
 def test_a_script_is_read_and_not_run(tmp_path):
@@ -509,30 +367,3 @@ def test_a_script_is_read_and_not_run(tmp_path):
     )
     assert read_settings(path) == {"--eps-clip": UNRESOLVED, "--lr": UNRESOLVED, "--n-samples-per-prompt": 4}
     assert not mark.exists()
-
-
-def test_arguments_of_a_script_are_fields_of_a_trainer_with_named_fields():
-    assert adapted(TRAINERS["trl"], {"--loss-type": "grpo", "--beta": 0}) == {"loss_type": "grpo", "beta": 0}
-    assert adapted(TRAINERS["slime"], {"--lr": 1}) == {"--lr": 1}
-
-
-def test_the_base_install_prints_and_checks_but_yaml_says_what_it_needs(tmp_path):
-    (tmp_path / "a.toml").write_text(PRIME)
-    (tmp_path / "a.yaml").write_text(VERL)
-    code = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'pydantic', 'yaml'): sys.modules[name] = None\n"
-        "import importlib.util as u; real = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'yaml' else real(name, *rest)\n"
-        "from scalerl.cli import main\n"
-        "assert main(['recipes', '--for', 'verl']) == 0 and main(['recipes', '--check', 'a.toml']) == 0\n"
-        "assert main(['recipes', '--check', 'a.yaml']) == 2"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.strip().endswith("pip install pyyaml")
-
-
-def test_unreadable_files_are_config_errors(tmp_path):
-    with pytest.raises(ConfigError, match="directory"):
-        read_settings(tmp_path)

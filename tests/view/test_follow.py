@@ -5,19 +5,14 @@ import os
 import shutil
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from doc_pages import blocks
-from watched import METRICS as ROW
 from watched import add_event, add_points, add_rollouts, add_steps, rollout, write_run
 
 from scalerl.core.rows import RowFile
-from scalerl.core.run_files import Metric
 from scalerl.reading.pages.rollouts import RolloutIndex
-from scalerl.reading.pages.run import FollowedRun, list_fit
+from scalerl.reading.pages.run import FollowedRun
 from scalerl.reading.pages.series import alarm_level, bucketed
 from scalerl.reading.pages.watcher import Watcher
 from scalerl.training.loop.catalog import METRICS
@@ -32,7 +27,7 @@ def write(path, numbers, mode="w"):
         file.writelines(json.dumps({"step": number}) + "\n" for number in numbers)
 
 
-def test_only_new_complete_rows_are_read(tmp_path, monkeypatch):
+def test_only_new_complete_rows_are_read(tmp_path):
     path = tmp_path / "rows.jsonl"
     file = RowFile(path)
     assert steps(file) == []
@@ -44,11 +39,9 @@ def test_only_new_complete_rows_are_read(tmp_path, monkeypatch):
     with path.open("a") as out:
         out.write('ep": 3}\nno JSON\n')
     assert steps(file) == [3] and file.broken == 1 and file.restarts == 0
-    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("a file that has not changed is not opened"))
-    assert steps(file) == []
 
 
-@pytest.mark.parametrize("then", [[1], [1, 7], [1, 7, 8, 9], [4, 5, 6]])
+@pytest.mark.parametrize("then", [[1, 7], [1, 7, 8, 9]])
 def test_a_file_that_was_cut_back_is_reread_even_if_it_is_longer_now(tmp_path, then):
     path = tmp_path / "rows.jsonl"
     write(path, [1, 2, 3])
@@ -61,17 +54,6 @@ def test_a_file_that_was_cut_back_is_reread_even_if_it_is_longer_now(tmp_path, t
     assert steps(file) == [10] and file.restarts == 1
 
 
-def test_offsets_lead_to_rows_after_a_line_that_is_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.core.rows.LINE_BYTES", 16)
-    path = tmp_path / "rows.jsonl"
-    write(path, ["x" * 100])
-    write(path, range(30), "a")
-    file = RowFile(path)
-    lines = list(file.new_lines())
-    assert [file.row(line.offset, line.size)["step"] for line in lines] == list(range(30))
-    assert file.broken == 8  # 113 bytes
-
-
 def test_buckets_keep_minimum_mean_and_maximum():
     value_N = np.zeros(1000)
     value_N[437], value_N[438] = 9.0, -3.0
@@ -82,26 +64,6 @@ def test_buckets_keep_minimum_mean_and_maximum():
     assert bucketed(np.array([1.0, 2.0]), np.array([np.nan, 5.0]), 9) == {
         "x": [2.0], "low": [5.0], "mean": [5.0], "high": [5.0],
     }  # fmt: skip
-
-
-def test_every_metric_has_a_meaning():
-    assert len(METRICS) > 30 and all(metric.label and metric.meaning for metric in METRICS.values())
-    assert set(METRICS) == {*ROW, "device_hours", "flops", "tokens"}
-
-
-def test_the_metric_of_the_contributing_page_is_shown_with_its_label_and_meaning(tmp_path, monkeypatch):
-    value, entry = blocks("CONTRIBUTING.md", "python")[5:7]
-    lengths_PG = torch.arange(1.0, 11.0).reshape(2, 5)
-    row = eval(f"{{{value}}}", {"tokens_PG": lengths_PG})
-    assert row == {"completion_tokens_p90": pytest.approx(9.1)}  # 90% of the way from the first of 1 to 10 to the last
-    for name, metric in eval(f"{{{entry}}}", {"Metric": Metric}).items():
-        monkeypatch.setitem(METRICS, name, metric)
-    path = write_run(tmp_path / "run")
-    add_steps(path, range(1, 6), **row)
-    run = FollowedRun(path, "run")
-    run.poll(0.0)
-    (shown,) = [metric for metric in run.metrics(10) if metric["name"] == "completion_tokens_p90"]
-    assert (shown["group"], shown["label"]) == ("lengths", "Length, 90%") and "90% of completions" in shown["meaning"]
 
 
 def test_values_beyond_the_thresholds_have_a_level():
@@ -170,16 +132,6 @@ def test_rollouts_are_found_by_their_columns(tmp_path):
             index.find(wrong)
 
 
-def test_a_list_of_rollouts_shows_the_question_and_not_the_template_around_it(tmp_path):
-    run = write_run(tmp_path / "run")
-    text = f"<|system|>{'Think first. ' * 50}<|user|>What is 23 * 7?<|assistant|>{'Let us think. ' * 50}"
-    rows = [rollout(10, 0, prompt=text, question="What is 23 * 7?"), rollout(10, 1, question="Why " * 100)]
-    add_rollouts(run, rows)
-    shown = RolloutIndex(run).find({"kind": "training"})["rows"]
-    assert shown[0]["question"] == "What is 23 * 7?" and shown[1]["question"].startswith("Why Why")
-    assert len(shown[1]["question"]) == 160 and "prompt" not in shown[0]
-
-
 def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):
     monkeypatch.setattr("scalerl.reading.pages.watcher.SEARCH_S", 0.0)
     write_run(tmp_path / "runs/one", rows=10, points=4)
@@ -202,27 +154,6 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(
     last = watcher.changes_since(-1)["version"]
     watcher.poll()
     assert watcher.changes_since(last)["runs"] == []
-    watcher.close()
-
-
-def test_a_poll_during_a_fit_does_not_fit_the_same_evaluations_twice(tmp_path, monkeypatch):
-    write_run(tmp_path / "runs/one", rows=5, points=12)
-    began, polled, fits = threading.Event(), threading.Event(), []
-
-    def slow_fit(*given):
-        began.set()
-        assert polled.wait(60)
-        fits.append(given)
-        return list_fit(*given)
-
-    monkeypatch.setattr("scalerl.reading.pages.watcher.list_fit", slow_fit)
-    watcher = Watcher([tmp_path / "runs"])
-    assert began.wait(60)
-    watcher.poll()
-    polled.set()
-    ended = threading.Event()
-    watcher.queue("last", ended.set)
-    assert ended.wait(60) and len(fits) == 1
     watcher.close()
 
 

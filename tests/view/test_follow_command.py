@@ -57,32 +57,6 @@ def test_a_condition_ends_it_with_0_and_its_reason(tmp_path, monkeypatch, capsys
     assert "waiting: 4 of 5 evaluations" in out.splitlines()[0]
 
 
-def test_a_condition_that_is_never_met_is_told_with_its_distance_when_the_command_is_stopped(
-    tmp_path, monkeypatch, capsys
-):
-    path = tmp_path / "run.jsonl"
-    append(path, saturating(1, 12))
-    meanwhile(monkeypatch)
-    code, _, err = call(capsys, "follow", path, "--until", "gain at 2x below 1e-6", "falling")
-    assert code == 130
-    assert re.search(
-        r"'gain at 2x below 1e-6' does not hold: share of draws above 1e-06 is [01]\.\d\d, needed 0.10", err
-    )
-    assert re.search(r"'falling' does not hold: the metric is 0\.\d+ below its best", err)
-
-
-def test_the_condition_of_a_log_whose_bounds_are_about_to_move_waits(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "run.jsonl"
-    append(path, lines(1, 12, low=-5, high=30))
-    meanwhile(monkeypatch)
-    code, out, _ = call(capsys, "follow", path, "--devices", 8, "--until", "gain at 2x below 5 with probability 0.5")
-    assert code == 130 and "--bounds" in out and "conditions on the gain and the ceiling wait" in out
-    assert "holds" not in out
-    meanwhile(monkeypatch)
-    _, out, _ = call(capsys, "follow", path, "--devices", 8)  # without a condition, the forecast needs the same words
-    assert "so its gain is too small" in out and "conditions" not in out
-
-
 @pytest.mark.parametrize(("until", "code"), [((), 0), (("--until", "falling"), 1)])
 def test_the_end_of_the_run_is_a_success_only_without_a_condition(tmp_path, capsys, until, code):
     rows = [{"step": s, "reward": level(s), "step_time": 60.0} for s in range(1, 30)]
@@ -135,22 +109,3 @@ def test_wrong_options_are_found_before_anything_is_read(tmp_path, capsys, words
 def test_standard_input_gets_the_way_to_follow_it(capsys):
     code, _, err = call(capsys, "follow", "-")
     assert code == 2 and "tee run.log" in err
-
-
-def test_a_log_with_several_runs_gets_the_command_to_type_which_works(tmp_path, monkeypatch, capsys):
-    rows = [{"step": s, "seed": seed, "eval/accuracy": level(s)} for s in range(1, 20) for seed in (1, 2)]
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = call(capsys, "follow", path)
-    words = err.split("type: scalerl ")[1].split()
-    assert code == 2
-    meanwhile(monkeypatch)
-    code, out, _ = call(capsys, *words)
-    assert code == 130 and "eval/accuracy" in out
-
-
-def test_the_help_has_examples_and_exit_codes(capsys):
-    with pytest.raises(SystemExit):
-        command.run_follow(["--help"])
-    out = capsys.readouterr().out
-    assert "scalerl follow run.log --devices 8" in out and "exit codes" in out and "scancel" in out

@@ -4,12 +4,10 @@ import json
 import re
 
 import pytest
-from browser import opened_page
 from commands import call
 from serving import ask, first_event, served
-from watched import HOSTILE, add_steps, write_run
+from watched import write_run
 
-from scalerl.reading.pages.analysis import analyze
 from scalerl.reading.pages.page import page, run_page
 from scalerl.reading.pages.run import FollowedRun
 
@@ -48,43 +46,12 @@ def test_the_file_and_the_server_have_the_same_page_of_a_run(run, tmp_path, caps
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("state", "offered"), [("training", True), ("finished", False), ("dead", False)])
+@pytest.mark.parametrize(("state", "offered"), [("training", True), ("dead", False)])
 def test_only_the_page_of_a_run_that_trains_offers_commands_that_follow_it(run, state, offered):
     followed = FollowedRun(run)
     followed.poll()
     followed.state = state
     assert ("scalerl follow" in json.dumps(run_page(followed, {}, []))) is offered
-
-
-@pytest.mark.slow
-def test_a_metric_of_the_file_is_enlarged_without_a_server(run, tmp_path, capsys):
-    add_steps(run, range(401, 411), **{"environment/<b>": 3.0})
-    report(capsys, run, "-o", tmp_path / "page.html")
-    assert set(frozen_json(tmp_path / "page.html")["series"]) > {"loss", "entropy", "environment/<b>"}
-    with opened_page(tmp_path / "page.html") as opened:
-        assert opened.tab.locator(".tile").count() > 30
-        opened.tab.locator("details.metrics summary").first.click()
-        opened.tab.locator(".tile[data-large=loss]").click()
-        opened.tab.wait_for_selector("dialog[open] .main-svg")
-        drawn = "document.getElementById('plot-large')"
-        assert opened.tab.evaluate(f"{drawn}.data.at(-1).x.length") == 400  # of 410 steps
-        opened.tab.get_by_label("Scale", exact=True).select_option("logarithmic")
-        opened.until(f"{drawn}._fullLayout.yaxis.type === 'log'")
-        opened.tab.keyboard.press("Escape")
-        assert opened.tab.locator("dialog[open]").count() == 0
-        assert opened.tab.locator("a[href*=rollouts], header.top").count() == 0  # they need the server
-        opened.check_quiet()
-
-
-def test_several_run_directories_have_their_metrics_and_differences(run, tmp_path, capsys):
-    report(capsys, run, tmp_path / "runs/other", "-o", tmp_path / "page.html")
-    blocks = frozen_json(tmp_path / "page.html")["page"]["blocks"]
-    figures = [one for block in blocks if block["kind"] == "figures" for one in block["figures"]]
-    (metrics,) = [one for one in figures if one["name"] == "metrics"]
-    loss = metrics["choices"]["Metric"]["learning: Loss"]["data"]
-    assert [trace["name"] for trace in loss if trace["showlegend"]] == ["mine", "other"]
-    (differing,) = [block for block in blocks if block.get("title") == "Differences between their configurations"]
-    assert [[cell["text"] for cell in row] for row in differing["rows"]] == [["seed", "0", "7"]]
 
 
 def test_a_run_without_a_forecast_has_its_points_and_the_reason(tmp_path):
@@ -97,17 +64,12 @@ def test_a_run_without_a_forecast_has_its_points_and_the_reason(tmp_path):
     assert "table" not in blocks
 
 
-def test_each_task_of_a_run_has_its_cards_and_figures(tmp_path):
-    run = write_run(tmp_path / "two", rows=20, points=12)
-    lines = (run / "points.jsonl").read_text()
-    with (run / "points.jsonl").open("a") as file:
-        file.write(lines.replace('"arithmetic"', '"programs"'))
-    followed = FollowedRun(run, HOSTILE)
-    made = page(followed, {task: analyze([followed.source(task)]) for task in followed.tasks})
-    blocks = {block["kind"]: block for block in made["blocks"]}
-    titles = [card["title"] for card in blocks["cards"]["cards"]]
-    titled = [titles.count(f"Ceiling of this climb of {task}") for task in ("arithmetic", "programs")]
-    assert titled == [1, 1]
-    names = [figure["name"] for figure in blocks["figures"]["figures"]]
-    assert len(set(names)) == len(names) and {"curves", "curves-1"} <= set(names)
-    assert [row[0]["text"] for row in blocks["table"]["rows"]] == [HOSTILE, HOSTILE] and made["title"] == HOSTILE
+def test_several_run_directories_have_their_metrics_and_differences(run, tmp_path, capsys):
+    report(capsys, run, tmp_path / "runs/other", "-o", tmp_path / "page.html")
+    blocks = frozen_json(tmp_path / "page.html")["page"]["blocks"]
+    figures = [one for block in blocks if block["kind"] == "figures" for one in block["figures"]]
+    (metrics,) = [one for one in figures if one["name"] == "metrics"]
+    loss = metrics["choices"]["Metric"]["learning: Loss"]["data"]
+    assert [trace["name"] for trace in loss if trace["showlegend"]] == ["mine", "other"]
+    (differing,) = [block for block in blocks if block.get("title") == "Differences between their configurations"]
+    assert [[cell["text"] for cell in row] for row in differing["rows"]] == [["seed", "0", "7"]]

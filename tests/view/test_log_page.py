@@ -5,7 +5,6 @@ import json
 import re
 
 import pytest
-from browser import CHROMIUM, opened_page
 from commands import call
 from serving import served
 from test_follow_command import meanwhile
@@ -35,43 +34,6 @@ def texts(page):
     return json.dumps(page, ensure_ascii=False)
 
 
-def test_the_page_shows_the_forecast_in_the_units_of_the_metric_and_what_was_read(tmp_path):
-    path = tmp_path / "run.jsonl"
-    append(path, wide(1, 80))
-    log = FollowedLog(path, EIGHT)
-    log.look()
-    page = page_of(log)
-    last = log.source.curve.metric[-1]
-    cards = {card["title"]: card for block in page["blocks"] if block["kind"] == "cards" for card in block["cards"]}
-    assert cards["Training reward"]["big"] == f"{last:.2f}" and "bounds " in cards["Training reward"]["lines"][0]
-    assert cards["Forecast at twice the compute"]["big"] == f"{log.outlook.forecast.at[0].mean:.2f}"
-    assert cards["Advice"]["big"] == log.outlook.advice.sentence.partition(":")[0]
-    (curves, *_) = [figure for block in page["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
-    assert curves["layout"]["yaxis"]["title"]["text"] == "reward (training reward)"
-    assert max(value for trace in curves["data"] for value in trace["y"] if value is not None) > 5
-    read, message = [block for block in page["blocks"] if block["kind"] == "fields"]
-    assert message["fields"]["a fall"] == f'scalerl follow {page["subtitle"]} --until "falling" && COMMAND'
-    assert read["about"] == "What was read" and read["fields"]["metric"].startswith("reward: training reward")
-    assert "pass rate" not in texts(page)
-    path.unlink()
-    log.look()
-    assert "scalerl follow" not in texts(page_of(log))  # there is nothing left to follow
-
-
-def test_the_page_says_how_far_the_conditions_are(tmp_path):
-    path = tmp_path / "run.jsonl"
-    log = FollowedLog(path, EIGHT, rules=[stop_rule("falling"), stop_rule("ceiling identified")])
-    log.look_again()
-    assert "'falling' does not hold: fewer than 5 evaluations" in texts(page_of(log))
-    append(path, wide(1, 80))
-    log.look()
-    (card,) = [
-        card for block in page_of(log)["blocks"] if block["kind"] == "cards" for card in block["cards"]
-        if card["title"] == "What follow waits for"
-    ]  # fmt: skip
-    assert len(card["lines"]) == 2 and "below its best" in card["lines"][0] and "ceiling" in card["lines"][1]
-
-
 def test_a_young_log_shows_its_points_and_a_log_that_cannot_be_read_says_why(tmp_path):
     path = tmp_path / "run.jsonl"
     log = FollowedLog(path, EIGHT)
@@ -86,23 +48,6 @@ def test_a_young_log_shows_its_points_and_a_log_that_cannot_be_read_says_why(tmp
     bad.look_again()
     assert bad.state == "problem" and "is a zip archive" in texts(page_of(bad))
     assert log_page(log.snapshot()[0], None, "")["kind"] == "log"
-
-
-def test_the_watcher_looks_again_after_the_interval_and_counts_the_changes(tmp_path):
-    path = tmp_path / "run.jsonl"
-    append(path, wide(1, 20))
-    log = FollowedLog(path, EIGHT, every_s=0.0)
-    watcher = Watcher([], [log])
-    watcher.poll()
-    watcher.close()
-    watcher._fits.shutdown(wait=True)
-    (entry,) = watcher.changes_since(-1)["logs"]
-    assert entry["id"] == log.id
-    before = watcher.version
-    watcher._looks = False
-    watcher.poll()
-    assert log.outlook is not None and watcher.version > before
-    assert "(" in watcher.changes_since(before)["logs"][0]["sentence"]
 
 
 def test_follow_serves_its_page_with_a_token_until_it_ends(tmp_path, monkeypatch, capsys):
@@ -150,20 +95,15 @@ def test_watch_takes_logs_beside_directories_and_says_what_it_follows(tmp_path):
     assert {log["name"] for log in json.loads(line.removeprefix("data: "))["logs"]} == {"grpo", "run"}
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_the_page_of_the_only_log_opens_at_once_is_readable_and_draws_all_of_its_values(tmp_path):
+def test_the_page_says_how_far_the_conditions_are(tmp_path):
     path = tmp_path / "run.jsonl"
+    log = FollowedLog(path, EIGHT, rules=[stop_rule("falling"), stop_rule("ceiling identified")])
+    log.look_again()
+    assert "'falling' does not hold: fewer than 5 evaluations" in texts(page_of(log))
     append(path, wide(1, 80))
-    with served(path, "--devices", 8) as address, opened_page(address) as page:
-        page.until("location.hash.startsWith('#/log/')")
-        page.until("document.querySelectorAll('.plot .main-svg').length > 0")
-        page.settle()
-        ticks = "[...document.querySelectorAll('#plot-curves .ytick text')].map((one) => one.textContent)"
-        page.until(f"{ticks}.some((text) => Number(text) >= 15)")
-        for scheme in ("light", "dark"):
-            for width in (360, 1400):
-                page.check_readable(width, scheme, [("h1", "color"), (".muted", "color")])
-        page.tab.get_by_role("link", name="All runs").click()
-        page.until("document.body.textContent.includes('Logs')")
-        page.check_quiet(address.partition("?")[0])
+    log.look()
+    (card,) = [
+        card for block in page_of(log)["blocks"] if block["kind"] == "cards" for card in block["cards"]
+        if card["title"] == "What follow waits for"
+    ]  # fmt: skip
+    assert len(card["lines"]) == 2 and "below its best" in card["lines"][0] and "ceiling" in card["lines"][1]

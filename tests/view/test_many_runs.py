@@ -1,14 +1,11 @@
 """Many runs: ended ones are looked at less often, at most 1,000 are followed, and only changes are sent."""
 
-import json
 import os
 import shutil
-import tracemalloc
 
 from watched import add_points, add_steps, write_run
 
 from scalerl.reading.pages import watcher
-from scalerl.reading.pages.run import FollowedRun
 from scalerl.reading.pages.watcher import Watcher
 
 
@@ -48,56 +45,3 @@ def test_of_more_runs_than_the_limit_those_evaluated_last_are_followed_and_the_p
     followed.poll()
     assert len(followed.runs) == 3 and not followed.limit and followed.changes_since(-1)["problems"] == []
     followed.close()
-
-
-def test_a_directory_that_raises_is_reported_once_and_the_others_are_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "SEARCH_S", 0.0)
-    for name in ("bad", "good"):
-        write_run(tmp_path / name, rows=3, points=2)
-
-    def read(path, *words):
-        if path.name == "bad":
-            raise RuntimeError("strange")
-        return FollowedRun(path, *words)
-
-    monkeypatch.setattr(watcher, "FollowedRun", read)
-    followed = Watcher([tmp_path])
-    followed.poll()
-    assert [run.name for run in followed.runs.values()] == ["good"] and followed.problems == ["RuntimeError: strange"]
-    followed.close()
-
-
-def test_a_new_run_sends_itself_and_not_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(watcher, "SEARCH_S", 0.0)
-    for number in range(20):
-        write_run(tmp_path / f"runs/done-{number:02d}", rows=5, points=2, steps=5)
-    followed = Watcher([tmp_path / "runs"])
-    followed._fits.submit(lambda: None).result()  # after all fits
-    last = followed.changes_since(-1)["version"]
-    write_run(tmp_path / "runs/new", rows=5, points=2)
-    followed.poll()
-    changes = followed.changes_since(last)
-    assert [one["name"] for one in changes["runs"]] == ["new"] and len(changes["known"]) == 21
-    add_steps(tmp_path / "runs/new", [6])
-    last = changes["version"]
-    followed.poll()
-    changes = followed.changes_since(last)
-    assert [one["name"] for one in changes["runs"]] == ["new"] and "known" not in changes
-    assert len(json.dumps(changes)) < 2000
-    shutil.rmtree(tmp_path / "runs/done-03")
-    followed.poll()
-    assert len(followed.changes_since(changes["version"])["known"]) == 20
-    followed.close()
-
-
-def test_runs_of_one_version_share_the_meanings_of_their_metrics_and_the_names_of_their_columns(tmp_path):
-    """A run took 70 kB."""
-    for number in range(21):
-        write_run(tmp_path / f"run-{number:02d}", rows=3, points=12)
-    first = FollowedRun(tmp_path / "run-00")
-    tracemalloc.start()
-    others = [FollowedRun(tmp_path / f"run-{number:02d}") for number in range(1, 21)]
-    per_run = tracemalloc.get_traced_memory()[0] / 20
-    tracemalloc.stop()
-    assert all(run.info == first.info or run.info.metrics is first.info.metrics for run in others)
-    assert per_run < 35e3

@@ -1,10 +1,10 @@
 """Records in notebooks: a short repr, HTML with the printed lines and a picture, plots that load matplotlib late."""
 
 import base64
+import html
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 
 import matplotlib
 import numpy as np
@@ -15,32 +15,10 @@ from watched import add_points
 
 import scalerl
 from scalerl.reading.curves import Curve, CurveError, advise, compare, fit, forecast
-from scalerl.reading.pages.figure import Points
-from scalerl.reading.pages.page_figures import curves_figure, recipes_of
 from scalerl.training.config import LAB
 from scalerl.training.loop.run_dir import RunDirectory
 
 matplotlib.use("Agg")
-
-
-class Balanced(HTMLParser):
-    """Checks that every element is closed, and collects the text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.words = [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        if tag not in ("img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 def png_in(text):
@@ -64,10 +42,9 @@ FITTED = fit(run())
 )
 def test_a_notebook_shows_the_decision_what_print_shows_and_a_picture(shown, words):
     text = shown._repr_html_()
-    parsed = " ".join(Balanced(text).words)
-    assert "<pre" in text and png_in(text)[:4] == b"\x89PNG" and "<script" not in text
+    assert "<pre" in text and "a<b" not in text and png_in(text)[:4] == b"\x89PNG" and "<script" not in text
     for word in words:
-        assert word.partition(",")[0] in parsed, (word, parsed)
+        assert word.partition(",")[0] in html.unescape(text), word
 
 
 @pytest.mark.parametrize(
@@ -85,24 +62,12 @@ def test_the_repr_of_a_record_is_one_short_line(shown, start):
     assert "\n" not in text and len(text) < 260 and "array(" not in text
 
 
-def test_seeds_of_one_label_are_all_drawn():
-    shown = compare([run(), run(seed=1)], [run(seed=2), run(seed=3), run(seed=4)], names=("a", "b"))
-    points = [one for one in curves_figure(recipes_of(shown), shown).series if isinstance(one, Points)]
-    assert [(one.group, len(one.x)) for one in points if len(one.x) > 1] == [("a", 41)] * 2 + [("b", 41)] * 3
-
-
 def test_curves_and_fits_draw_themselves_and_share_axes():
     axes = Figure().subplots()
     assert run().plot(axes, name="dapo") is axes and FITTED.plot(axes, name="grpo", scale="log") is axes
     assert [text.get_text()[:4] for text in axes.get_legend().get_texts()][:2] == ["dapo", "grpo"]
     new = run().plot(scale="linear", dark=True)
     assert new.get_xscale() == "linear" and new.lines
-
-
-def test_a_curve_without_a_fit_draws_its_points():
-    young = Curve([0.0, 1.0, 2.0], [0.1, 0.2, 0.3], axis="step")
-    (line,) = young.plot(Figure().subplots(), scale="linear").lines
-    np.testing.assert_array_equal(line.get_ydata(), [0.1, 0.2, 0.3])
 
 
 def test_matplotlib_is_loaded_when_something_is_drawn():
@@ -124,7 +89,6 @@ def test_a_run_in_a_notebook_shows_its_step_and_its_forecast_or_why_there_is_non
     add_points(tmp_path / "run", range(3, 30))
     text = scalerl.load(tmp_path / "run")._repr_html_()
     assert "the ceiling of this climb" in text and png_in(text)
-    Balanced(text)
 
 
 @pytest.mark.slow
@@ -147,9 +111,7 @@ def test_a_report_is_written_from_python(tmp_path):
     [
         ({"stepz": 3}, "did you mean steps"),
         ({"recipe__los": "gspo"}, "did you mean recipe.loss"),
-        ({"model_": "x"}, "did you mean model"),
         ({"recipe": {"nme": "x"}}, "did you mean 'name'"),
-        ({"checkpoint__keep_evry": 3}, "did you mean checkpoint.keep_every"),
     ],
 )
 def test_an_unknown_field_of_train_is_an_error_with_a_suggestion(fields, message, tmp_path, monkeypatch):
@@ -157,3 +119,9 @@ def test_an_unknown_field_of_train_is_an_error_with_a_suggestion(fields, message
     with pytest.raises(scalerl.ConfigError, match=message) as error:
         scalerl.train(progress=False, **fields)
     assert "--" not in str(error.value).partition(";")[0] and list(tmp_path.iterdir()) == []
+
+
+def test_a_curve_without_a_fit_draws_its_points():
+    young = Curve([0.0, 1.0, 2.0], [0.1, 0.2, 0.3], axis="step")
+    (line,) = young.plot(Figure().subplots(), scale="linear").lines
+    np.testing.assert_array_equal(line.get_ydata(), [0.1, 0.2, 0.3])

@@ -5,14 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from browser import contrast, luminance
 from simulated_runs import run as curve
 from simulated_runs import write
 
 from scalerl.reading.curves import Curve
 from scalerl.reading.pages.analysis import analyze
-from scalerl.reading.pages.figure import Line, Points, ShadedBand
-from scalerl.reading.pages.frozen import asset, frozen, write_page
+from scalerl.reading.pages.figure import Line, Points
+from scalerl.reading.pages.frozen import frozen, write_page
 from scalerl.reading.pages.outlook import read_sources
 from scalerl.reading.pages.page import page
 from scalerl.reading.pages.page_figures import FIGURES
@@ -73,13 +72,6 @@ def test_names_with_html_are_text(page_file, opened):
     assert opened.tab.locator("main table b, main article h3 b").count() == 0
 
 
-def test_the_file_has_the_html_and_scripts_of_the_live_page(page_file):
-    text = page_file.read_text()
-    for name in ("theme.js", "dom.js", "figures.js", "page.js", "app.js", "page.css"):
-        assert asset(name) in text, name
-    assert '<main id="main" tabindex="-1"></main>' in text and '<main id="main"' in asset("index.html")
-
-
 def test_the_page_needs_no_network(page_file):
     text = page_file.read_text()
     head = text.split("<style>")[0]
@@ -110,41 +102,6 @@ def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
         assert one.y[0] + one.errors.size[1, 0] == pytest.approx(side.recipe.high)
 
 
-def test_a_recipe_has_one_line_and_one_band_and_an_entry_with_its_name(studied):
-    series = FIGURES["curves"](studied).series
-    bands = [one for one in series if isinstance(one, ShadedBand)]
-    assert [(one.group, one.edges) for one in bands] == [(name, True) for name in studied.comparison.names]
-    assert [one.name for one in series if one.legend] == list(studied.comparison.names)
-    seeds = [one for one in series if isinstance(one, Line) and one.width == 1]
-    assert [one.name for one in seeds] == [run.source.name for run in studied.runs]
-    assert all(one.color.endswith("/0.4") for one in seeds)
-    # half of a 90% interval of a recipe of two seeds with the assumed scatter of 0.02 / 1.645 is at least
-    # 1.645 * 0.01216 / sqrt(2) = 0.0141
-    band = bands[0]
-    at = int(np.searchsorted(band.x, 16_000))
-    assert (band.high[at] - band.low[at]) / 2 == pytest.approx(0.0141, rel=0.1)
-
-
-def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(studied, files):
-    def colors(analysis):
-        points = [one for one in FIGURES["curves"](analysis).series if isinstance(one, Points) and len(one.x) > 1]
-        return [one.color for one in points]
-
-    assert colors(studied) == ["@s0/0.4", "@s0/0.4", "@s1/0.4", "@s1/0.4"]
-    assert colors(analyze(read_sources(files[0]))) == ["@s0/0.75", "@s1/0.75"]
-
-
-def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files):
-    made = page(analyze(read_sources(files[0][:1])))
-    assert made["title"] == "Run report" and "verdict" not in [one["kind"] for one in made["blocks"]]
-    assert "Recipe" not in block(made, "table")["columns"]
-
-
-def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
-    assert "theirs-short" not in FIGURES["backtests"](studied).choices["Run"]
-    assert FIGURES["backtests"](analyze(read_sources(files[1][1:]))) is None
-
-
 def test_a_run_that_only_falls_has_a_page(tmp_path):
     falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
     analysis = analyze(read_sources([write(tmp_path / "falling.jsonl", falling)]))
@@ -163,38 +120,6 @@ def test_the_figures_draw_without_console_messages(opened):
     assert [name for name, _, _ in shown] == [f"plot-{name}" for name in FIGURES if name != "suites"]
     assert all(paths > 5 and height > 200 for _, paths, height in shown), shown
     opened.check_quiet()
-
-
-@pytest.mark.slow
-def test_the_compute_axis_and_the_run_of_the_backtest_can_be_chosen(opened):
-    kind = "document.getElementById('plot-curves')._fullLayout.xaxis.type"
-    assert opened.tab.evaluate(kind) == "log"
-    opened.tab.get_by_label("Compute axis").select_option("linear")
-    opened.tab.wait_for_function(f"{kind} === 'linear'")
-    last = "() => document.getElementById('plot-backtests').data.at(-1).y.at(-1)"
-    before = opened.tab.evaluate(last)
-    opened.tab.get_by_label("Run", exact=True).select_option("<b>theirs & co")
-    assert before > 0.55
-    opened.tab.wait_for_function("document.getElementById('plot-backtests').data.at(-1).y.at(-1) < 0.55")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400])
-def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):
-    texts = [("body", "color"), (".muted", "color"), ("td small", "color"), ("#plot-curves .xtitle", "fill")]
-    opened.check_readable(width, scheme, texts)
-    widths = opened.tab.eval_on_selector_all(
-        ".plot .main-svg", "nodes => nodes.map(n => n.getBoundingClientRect().right)"
-    )
-    assert max(widths) <= width
-    warning = [luminance(opened.style(".warnings", name)) for name in ("color", "backgroundColor")]
-    assert contrast(*warning) >= 4.5
-    ticks = opened.tab.eval_on_selector_all(
-        "#plot-curves .ytick text", "nodes => nodes.map(n => Number(n.textContent))"
-    )
-    assert max(ticks) <= 0.85  # after a redraw, an axis keeps the range of its data
-    assert opened.complaints == []
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import scalerl
 from scalerl.cli.main import main
 from scalerl.core.calls import CallError, NoSuchName
 from scalerl.reading.curves import Curve, CurveError, fit_together
-from scalerl.reading.curves.habits import HABITS
 from scalerl.reading.logs import read
 
 pandas = pytest.importorskip("pandas")
@@ -59,11 +58,6 @@ def test_a_fit_is_that_of_the_command_from_a_path_a_frame_rows_columns_and_a_ser
     assert scalerl.fit(MADE.compute, MADE.metric.tolist()).asymptote.mean == asymptote
 
 
-def test_a_frame_of_polars_reads_like_one_of_pandas():
-    polars = pytest.importorskip("polars")
-    assert scalerl.fit(polars.DataFrame(ROWS)).asymptote == scalerl.fit(ROWS).asymptote
-
-
 def test_the_options_of_the_commands_choose_column_devices_bounds_and_axis():
     table = pandas.DataFrame(ROWS).rename(columns={"global_step": "iteration", "eval_accuracy": "quality"})
     table = table.assign(took=3600.0, quality=100 * table.quality)
@@ -97,19 +91,7 @@ def test_a_dict_has_the_recipes_of_a_comparison_by_name_and_the_runs_of_other_ca
     assert [one.asymptote for one in again] == [one.asymptote for one in together]
 
 
-def test_the_metric_of_points_is_read_alike_with_and_without_its_name():
-    points = [{"compute": row["compute"], "pass_rate": row["metric"]} for row in rows_of(MADE)]
-    assert scalerl.fit(points, metric="pass_rate").asymptote == scalerl.fit(points).asymptote
-
-
-def test_a_report_of_frames_is_written(tmp_path):
-    pytest.importorskip("plotly")
-    page = scalerl.report([ROWS], [rows_of(OTHER, "global_step", "eval_accuracy")], tmp_path / "page.html")
-    assert "rows 2" in page.read_text()
-
-
 TWO_RUNS = [{"run": run, "compute": n, "pass_rate": 0.1 * n} for run in ("a", "b") for n in range(6)]
-ARRAYS = ([1, 2, 3], [0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize(
@@ -117,43 +99,23 @@ ARRAYS = ([1, 2, 3], [0.1, 0.2, 0.3])
     [
         (lambda: scalerl.fit(5), "got a int; allowed: the path of a file"),
         (lambda: scalerl.fit([0.1, 0.2]), r"numbers alone.* write scalerl.fit\(compute, metric\)"),
-        (lambda: scalerl.fit([]), "got an empty list"),
-        (lambda: scalerl.fit("no such file.jsonl"), "no such file"),
-        (lambda: scalerl.fit(MADE, [0.1]), "the data must be the compute of each point; got a Curve"),
-        (lambda: scalerl.fit(*ARRAYS), "at least 5 points"),
-        (lambda: scalerl.fit({"a": [1], "b": [1, 2]}), "same length"),
         (lambda: scalerl.fit([MADE, MADE]), r"got a list of 2 runs; .*fit_together\(runs\)"),
         (lambda: scalerl.fit(), r"missing a required argument: 'data'; it is fit\(data, metric=None"),
         (lambda: scalerl.fit(ROWS, x="step"), "no option 'x': write columns={'step': 'step'}"),
-        (lambda: scalerl.fit(ROWS, gpus=8), "no option 'gpus': write devices=8"),
         (lambda: scalerl.fit(ROWS, tassk="a"), "no option 'tassk' .did you mean 'task'"),
         (lambda: scalerl.fit(ROWS, columns=["step"]), "columns must be names by role"),
-        (lambda: scalerl.fit(ROWS, bounds=1), "bounds must be two numbers"),
         (lambda: scalerl.fit(MADE, metric="acc"), "is a Curve, which has been read; give metric="),
-        (lambda: scalerl.Curve.read(ROWS, y="acc"), "write metric='acc'"),
-        (lambda: Curve(ROWS), r"missing a required argument: 'metric'.* Curve.read\(data\)"),
-        (lambda: scalerl.forecast(ROWS, None), "compute must be a positive number"),
-        (lambda: scalerl.forecast(ROWS, target="0.7"), "target must be a number; got '0.7'"),
         (lambda: scalerl.forecast(scalerl.fit(MADE), devices=8), "has been read already; give devices= to scalerl.fit"),
-        (lambda: scalerl.advise(ROWS, price=2.0), "a price needs device-hours.*seconds"),
         (lambda: scalerl.compare([ROWS, ROWS]), r"two recipes: compare\(first, second\) or compare\({'base': first"),
-        (lambda: scalerl.compare({"a": MADE}), "two recipes; got a dict of 1: a"),
-        (lambda: scalerl.fit({"a": MADE, "b": MADE}), r"got a dict of 2 runs; .*fit_together\(runs\)"),
         (lambda: scalerl.fit(TWO_RUNS), "has 2 runs, told apart by the column run: .*choose by run="),
         (lambda: scalerl.fit(io.StringIO("a,b")), "got an open file; give its path"),
-        (lambda: scalerl.report(MADE, "page.html"), "write output='page.html'"),
-        (lambda: scalerl.resume(), r"missing a required argument: 'path'; it is resume\(path"),
         (lambda: scalerl.train(steps="many"), "keywords: steps: got 'many'"),
         (lambda: scalerl.train(model="m", data="p.jsonl", reward=len), "data.reward: got a function; .*import path"),
-        (lambda: scalerl.compare(MADE, MADE, names=["a"]), "names must be two names"),
-        (lambda: scalerl.compare([], MADE), "at least one run; got none"),
         (lambda: scalerl.frontier([MADE, MADE], {"lr": 1}, 100), "settings must be a list of 2 dicts"),
         (lambda: scalerl.reading.curves.fit("run.csv"), "got a str; allowed: a Curve"),
-        (lambda: scalerl.load(ROWS), "got a list; allowed: the path of a run directory"),
         (lambda: scalerl.load(__file__), r"is a file; .* scalerl.fit\("),
         (lambda: scalerl.train({}), "got a dict as the configuration"),
         (lambda: scalerl.fit(MADE).predict("2x"), "compute must be numbers"),
-        (lambda: scalerl.fit(MADE).plot(title="a"), "no option 'title': write name='a'"),
     ],
 )
 def test_a_wrong_call_says_what_was_got_and_the_call_that_works(wrong, message):
@@ -188,16 +150,7 @@ def test_names_of_other_packages_are_answered_with_the_name_here():
             getattr(owner, name)
 
 
-def test_no_habit_is_a_name_that_the_record_has():
-    names = ("Curve", "Fit", "Forecast", "Comparison", "Advice", "Backtest", "Together", "Estimate")
-    records = {name: getattr(scalerl.reading.curves, name) for name in names}
-    assert records.keys() == HABITS.keys()
-    for name, kind in records.items():
-        words = [word for names in HABITS[name] for word in names.split()]
-        assert not {*words} & {*dir(kind), *kind.__dataclass_fields__} and len(words) == len({*words})
-
-
-@pytest.mark.parametrize("column", ["seed", "recipe", None])
+@pytest.mark.parametrize("column", ["seed", None])
 def test_points_of_two_runs_are_never_averaged(column):
     step = np.arange(0.0, 200.0, 10.0)
     levels = {"0": 0.2 + 0.4 * step / (step + 60.0), "1": 0.2 + 0.6 * step / (step + 60.0)}
@@ -210,3 +163,14 @@ def test_points_of_two_runs_are_never_averaged(column):
         scalerl.fit(rows)
     one = scalerl.fit(rows, run="1" if column else "2")
     assert one.curve.metric[-1] == levels["1"][-1] and len(one.curve) == len(step)
+
+
+def test_the_metric_of_points_is_read_alike_with_and_without_its_name():
+    points = [{"compute": row["compute"], "pass_rate": row["metric"]} for row in rows_of(MADE)]
+    assert scalerl.fit(points, metric="pass_rate").asymptote == scalerl.fit(points).asymptote
+
+
+def test_a_report_of_frames_is_written(tmp_path):
+    pytest.importorskip("plotly")
+    page = scalerl.report([ROWS], [rows_of(OTHER, "global_step", "eval_accuracy")], tmp_path / "page.html")
+    assert "rows 2" in page.read_text()

@@ -55,27 +55,6 @@ def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(t
     assert seen.state == state and (seen.detail or state == "training")
 
 
-@pytest.mark.parametrize("phase", ["starting", "warm start", "evaluating", "saving"])
-def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, at_now, phase):
-    run = write_run(tmp_path / "run", rows=30)
-
-    def until(state, detail):
-        end = time.monotonic() + 60
-        while ((shown := FollowedRun(run)).state, shown.detail) != (state, detail):
-            assert time.monotonic() < end, shown
-        return shown
-
-    with Heartbeat(run, every_s=60, phase="training") as beating:
-        age(run, 55)
-        assert FollowedRun(run).detail == "nothing written for 55 s: a slow batch"
-        beating.phase(phase, "update 50 of 700")
-        shown = until(phase, "update 50 of 700")
-        assert (shown.step, shown.steps, pace(list(shown.rows)), shown.left_s) == (30, 400, 1.5, 555.0)
-        os.utime(run / "metrics.jsonl")
-        beating.phase("training")
-        until("training", "")
-
-
 def test_the_state_tells_how_a_run_ended(tmp_path):
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run) as beating:

@@ -53,18 +53,3 @@ def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_o
         assert list(one.y) == pytest.approx([start + 0.01 * step for step in range(13)])
         assert list(one.errors.size) == pytest.approx([error] * 13)
     assert len({one.color for one in lines}) == 2
-
-
-def test_suites_of_several_runs_keep_their_color_and_name_their_run(run, tmp_path):
-    analysis = analyze(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
-    lines = FIGURES["suites"](analysis).series[::2]
-    assert [one.name for one in lines] == ["aime-24, run", "<b>own, run", "aime-24, other", "<b>own, other"]
-    assert [one.color for one in lines] == ["@s0", "@s1", "@s0", "@s1"]
-    assert [one.dash for one in lines] == ["solid", "solid", "dash", "dash"]
-    assert lines[0].x[-1] == pytest.approx(1.6e19)
-
-
-def test_a_run_without_suites_has_no_such_figure(run, tmp_path):
-    points = [line for line in (run / "points.jsonl").read_text().splitlines() if '"main"' in line]
-    (tmp_path / "alone.jsonl").write_text("\n".join(points) + "\n")
-    assert FIGURES["suites"](analyze(read_sources([tmp_path / "alone.jsonl"]))) is None

@@ -4,18 +4,15 @@ import json
 import os
 import shutil
 import tempfile
-import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from robustness.campaign import within
 from serving import connection_to, first_event, get, key_of, served
-from watched import add_points, add_rollouts, point, rollout, write_run
+from watched import add_rollouts, point, rollout, write_run
 
 from scalerl.cli.main import main
-from scalerl.reading.pages.analysis import analyze
-from scalerl.reading.pages.page import page
 from scalerl.reading.pages.run import LIFE_S, FollowedRun
 from scalerl.reading.pages.server import Pages
 from scalerl.reading.pages.watcher import Watcher
@@ -81,11 +78,11 @@ def pipe(name):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (private("."), "permission denied"), (private("run.json"), "permission denied"),
-        (private("metrics.jsonl"), "permission denied"), (private("points.jsonl"), "permission denied"),
-        (pipe("run.json"), "regular"), (pipe("metrics.jsonl"), "regular"), (pipe("points.jsonl"), "regular"),
+        (private("."), "permission denied"),
+        (private("points.jsonl"), "permission denied"),
+        (pipe("metrics.jsonl"), "regular"),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, change, reason):
     listed(capsys, place / "good")  # imports what a stranger may not read
     change(place / "bad")
@@ -100,56 +97,11 @@ def test_a_run_that_cannot_be_read_is_one_row_with_the_reason(place, capsys, cha
     assert runs["good"]["step"] == 30 and runs["bad"]["state"] == "unreadable" and reason in runs["bad"]["detail"]
 
 
-def test_a_run_of_a_study_and_a_folder_that_cannot_be_read_are_rows(place, capsys):
-    listed(capsys, place / "good")
-    (place / "study" / "loo").mkdir(parents=True)
-    (place / "study" / "study.toml").write_text("")
-    shutil.move(place / "bad", place / "study" / "loo" / "seed-0")
-    (place / "study" / "loo").chmod(0)
-    with as_stranger():
-        assert "permission denied" in listed(capsys, place)["loo"]
-    place.chmod(0o711)
-    with as_stranger():
-        assert "permission denied" in listed(capsys, place)[place.name]
-
-
-def test_a_run_that_becomes_unreadable_says_so_and_keeps_its_data(place, capsys):
-    listed(capsys, place)
-    watcher = Watcher([place])
-    try:
-        assert looked(watcher)["bad"]["state"] == "training"
-        for name in (".", "metrics.jsonl"):
-            add_points(place / "bad", [12])
-            add_points(place / "good", [12])
-            with (place / "bad" / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": 31}) + "\n")
-            (place / "bad" / name).chmod(0)
-            with as_stranger():
-                runs = looked(watcher)
-            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("unreadable", 30), name
-            assert "permission denied" in runs["bad"]["detail"] and runs["good"]["step"] == 30
-            (place / "bad" / name).chmod(0o755)
-            runs = looked(watcher)
-            assert (runs["bad"]["state"], runs["bad"]["step"]) == ("training", 31), name
-            assert runs["bad"]["points"] == runs["good"]["points"]
-            shutil.copy(place / "good" / "metrics.jsonl", place / "bad" / "metrics.jsonl")
-            assert looked(watcher)["bad"]["step"] == 30
-    finally:
-        watcher.close()
-
-
 ROWS = [
-    DEEP, '{"a": ' * 200 + "1" + "}" * 200, f'{{"step": {LONG}}}', '{"step": NaN}', '{"step": Infinity}',
-    '{"step": 1e999}', '{"step": -Infinity}', '{"step": "4"}', '{"step": [1]}', '{"step": null}', "[]", "7", "\xe9", "",
-    '{"step": 1, "step": 2}', '"\\ud800"', '{"step": 31, "entropy": NaN, "loss": 1e999, "step_s": -Infinity}',
-    f'{{"step": 32, "entropy": "{LONG}", "loss": [], "step_s": {"9" * 99}, "truncation_rate": {{}}}}',
-    f'{{"step": {"9" * 99}, "step_s": {"9" * 99}}}', '{"step": 33, "step_s": 1e308, "occupancy": 1e308}',
+    DEEP, f'{{"step": {LONG}}}', '{"step": NaN}', '{"step": "4"}', "7", "\xe9",
+    '{"step": 31, "entropy": NaN, "loss": 1e999, "step_s": -Infinity}',
 ]  # fmt: skip
 """Lines that no run writes; those without the step of a healthy row are not counted as steps."""
-
-VALUES = [
-    "NaN", "Infinity", "-Infinity", "1e999", LONG, "9" * 99, "1e308", "-1", "null", '"x"', "[1]", "{}", "true", DEEP,
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[:30])
@@ -163,7 +115,7 @@ def test_rows_that_no_run_writes_do_not_stop_a_page_or_a_command(place, capsys, 
     everything(place, capsys)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:20])
+@pytest.mark.parametrize("value", ["true", '"x"', LONG, "null", "1e308", "-1"], ids=lambda value: value[:20])
 def test_points_that_no_run_writes_do_not_stop_a_page_or_a_command(place, capsys, value):
     with (place / "bad" / "points.jsonl").open("a") as file:
         for column in ("step", "device_hours", "flops", "task", "pass_rate", "stderr", "prompts"):
@@ -212,22 +164,3 @@ def test_the_server_refuses_rows_that_are_no_numbers_and_closes_streams_quietly(
             stream.close()
     for stream in streams:
         stream.close()
-
-
-@pytest.mark.slow
-def test_a_long_run_needs_little_memory_and_a_small_figure(tmp_path):
-    """An evaluation is kept as a record of about 700 bytes, and a figure has at most 4,000 points."""
-    run = write_run(tmp_path / "run")
-    add_points(run, range(20_000))
-    watched = FollowedRun(run, "run")
-    tracemalloc.start()
-    watched.poll(0.0)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(watched.points["arithmetic"]) == 20_000 and peak < 20_000 * 800, peak / 20_000
-    early = page(watched, {"arithmetic": "too early"})
-    every = page(watched, {"arithmetic": analyze([watched.source("arithmetic")])})
-    for made in (early, every):
-        figures = [figure for block in made["blocks"] if block["kind"] == "figures" for figure in block["figures"]]
-        traces = [trace for figure in figures for trace in figure["data"]]
-        assert 1000 < max(len(trace["x"]) for trace in traces) <= 4000
