@@ -4,7 +4,7 @@ import pytest
 
 from scalerl.core.types import Prompt
 from scalerl.training.rewards import math
-from scalerl.training.rewards.answers import find_answer
+from scalerl.training.rewards.answers import statements
 from scalerl.training.rewards.checks import WRITTEN_FORMS
 
 
@@ -121,7 +121,7 @@ def test_the_answer_is_the_last_complete_form(completion, answer, passed):
     ],
 )
 def test_the_last_statement_counts_whatever_its_form(completion, text, form):
-    assert find_answer(completion) == (text, form)
+    assert statements(completion)[-1] == (text, form)
 
 
 @pytest.mark.parametrize("size", [10**4, 10**6])
@@ -133,7 +133,7 @@ def test_the_answer_of_a_long_text_is_found_in_time_proportional_to_its_length(p
     import time
 
     start = time.process_time()
-    find_answer(part * (size // len(part)))
+    statements(part * (size // len(part)))
     assert time.process_time() - start < 8
 
 

@@ -48,11 +48,6 @@ class Answer(NamedTuple):
     """One of `ANSWER_FORMS`."""
 
 
-def find_answer(completion: str, only: str = "") -> Answer:
-    r"""Return the answer of a completion, from the text after the thinking: the last of `statements`."""
-    return statements(completion, only)[-1]
-
-
 def statements(completion: str, only: str = "") -> list[Answer]:
     r"""Return the last statement of each form in the order of the text, without those inside another one.
 
