@@ -167,15 +167,6 @@ def test_another_vllm_is_refused_before_a_server_starts(tmp_path):
     assert verdict == FAILS and f"a: vllm: {python} runs version 0.31.2" in text
 
 
-def test_two_versions_of_vllm_on_two_hosts_are_named_with_the_hosts():
-    seen = [
-        HostReport("a", {"torch": "2.13.0", "vllm": "0.32.0"}),
-        HostReport("b", {"torch": "2.13.0", "vllm": "0.33.0"}),
-    ]
-    verdict, text = doctor.versions(site_of("--placement.engine", "vllm", seen=seen))
-    assert verdict == FAILS and text == "vllm is 0.32.0 on a and 0.33.0 on b; install the same everywhere"
-
-
 @pytest.mark.parametrize(
     ("cuda", "driver", "advice"),
     [
@@ -222,27 +213,6 @@ def test_a_small_dev_shm_stops_runs_with_more_than_one_gpu_process(monkeypatch):
     with pytest.raises(ConfigError, match=r"/dev/shm: 67 MB are free; .* between 2 GPU processes.*--shm-size=8g"):
         check_shared_memory(two)
     check_shared_memory({("trainer", 0): Place("a", ("0",)), ("generator", 0): Place("a", ("0",))})
-
-
-def test_every_host_of_a_cluster_needs_shared_memory_between_its_own_processes():
-    """Ids of GPUs are equal on all hosts; only b has two processes."""
-    table = {
-        ("trainer", 0): Place("a", ("0",)),
-        ("trainer", 1): Place("b", ("0",)),
-        ("generator", 0): Place("b", ("1",)),
-    }
-    asked = []
-
-    def free_of(hosts):
-        asked.extend(hosts)
-        return {"a": 1, "b": 64 << 20}
-
-    with pytest.raises(ConfigError, match=r"b:/dev/shm: 67 MB are free; .* between 2 GPU processes"):
-        check_shared_memory(table, free_of)
-    assert asked == ["b"]
-    check_shared_memory(table, lambda hosts: dict.fromkeys(hosts, 1 << 30))
-    check_shared_memory(table, lambda hosts: {})  # a node that does not answer is no reason not to start
-    check_shared_memory({("generator", 0): Place(), ("trainer", 0): Place()}, lambda hosts: 1 / 0)
 
 
 PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Jul  2 15:32:00 UTC 2025\nGCC version: 12.3.0\n"
@@ -350,33 +320,6 @@ def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(m
     assert [one.verdict for one in (crashed, refused, hung)] == [FAILS] * 3
     assert "was killed by signal 11" in crashed.text and refused.text == "x: got 1; allowed: 2"
     assert "did not answer within 40 s" in hung.text and time.monotonic() - began < 300  # 35 s on a quiet machine
-
-
-class Cold(Mine):
-    """A Site that loads from a cold disk for longer than a call may take."""
-
-    def __init__(self, config, limit_s, hosts, start_s):
-        time.sleep(3.0)
-
-
-class ColdProbe(Probe):
-    def __init__(self, address):
-        time.sleep(3.0)
-
-    def look(self):
-        return HostReport("a")
-
-
-@pytest.mark.slow
-def test_loading_has_its_own_time_limit(monkeypatch):
-    site = Site(None, limit_s=2.0, start_s=120.0)
-    monkeypatch.setattr(doctor, "Probe", ColdProbe)
-    assert site.ask("look") == [HostReport("a")]
-    for group in site._groups.values():
-        group.close()
-    monkeypatch.setattr(doctor, "Site", Cold)
-    (finding,) = examine(None, limit_s=0.5, start_s=60.0, checks=["a"])
-    assert finding.verdict == WORKS
 
 
 class Absent(Probe):

@@ -175,13 +175,6 @@ def test_the_search_takes_the_fewest_slots_that_keep_99_percent_of_the_useful_to
     assert best_split(RunSizes.of(inputs), *EIGHT)[0].slots == most  # those that a user has set
 
 
-def test_of_splits_within_one_percent_the_one_with_the_freshest_tokens_comes_first(monkeypatch):
-    rates = {1: 50.0, 2: 80.0, 3: 99.5, 4: 100.0, 5: 98.0, 6: 90.0, 7: 10.0}
-    Rated(monkeypatch, lambda ranks, slots: rates[ranks], lambda ranks, slots: float(ranks))
-    best, second, *_ = best_split(RunSizes.of(replace(PAPER, rollouts=Rollouts(slots=64))), *EIGHT)
-    assert (best.trainer_ranks, second.trainer_ranks) == (3, 4)  # 2 is fresher, at 80%
-
-
 def test_activations_are_recomputed_only_where_they_do_not_fit_or_the_rest_is_slower():
     """A 0.6B model fits with all activations; 8B on three ranks does not, but does with recomputation."""
     place = replace(PAPER.placement, trainer_ranks=3, generators=1, gpus=None)
@@ -215,26 +208,6 @@ def test_a_plan_counts_the_time_of_checkpoints():
     assert found.evaluated_updates_per_h == pytest.approx(3600 / (100 + 48.18 / 5 + 300 / 100), rel=1e-4)
     seconds = config.steps * (100 + found.checkpoint_s / 5) + (1 + config.steps // 100) * 300
     assert found.hours == pytest.approx(seconds / 3600)
-
-
-@pytest.mark.parametrize(
-    ("every", "late"),
-    [
-        (100, 0.0),  # 100 updates of 10 s are longer than an evaluation: only the last one is waited for
-        (20, 100.0),
-        (30, 0.0),
-    ],
-)
-def test_evaluations_on_a_gpu_of_their_own_cost_what_is_late_and_the_last_one(every, late):
-    place = Placement(trainer_ranks=1, generators=1, gpus_per_generator=1)
-    config = replace(PAPER, model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"), placement=place, steps=1_000)
-    config = replace(config, evaluation=replace(config.evaluation, every=every, overlap=True))
-    figures = dataclasses.replace(simulate_run(RunSizes.of(LAB), Speeds(), np.array([4, 8]), 2), updates_per_h=360.0)
-    # a checkpoint of 0.36 s after 50 updates
-    found = run_estimate(RunSizes.of(config), SpeedInputs(Assumptions(GPUS["H100"])), figures, eval_s=300.0)
-    update_s = 10 + found.checkpoint_s / 50
-    assert found.hours == pytest.approx((1000 * update_s + 1000 // every * late + 300) / 3600, rel=1e-3)
-    assert found.evaluated_updates_per_h == pytest.approx(3600 / (update_s + late / every), rel=1e-3)
 
 
 def test_an_update_takes_the_longer_side_with_a_lag_and_both_sides_in_turns_without_one_or_on_one_gpu():
@@ -373,15 +346,6 @@ def test_a_plan_with_a_file_or_a_name_on_the_hub_is_none(capsys, path):
     assert call(capsys, "train", "--dry-run", *MODEL, "--data", path)[0] == 0
 
 
-def test_a_missing_file_of_one_of_several_tasks_is_an_error(capsys, prompt_file):
-    tables = "[[data]]\nkind = 'file'\npath = 'p.jsonl'\n[[data]]\nkind = 'file'\npath = 'no.jsonl'\nname = 'second'\n"
-    (prompt_file.parent / "run.toml").write_text(tables)
-    for verb in (["train", "run.toml", "--dry-run"], ["study", "loo", "run.toml", "--dry-run"]):
-        code, _, error = call(capsys, *verb, *MODEL)
-        assert code == 2 and "no such file: no.jsonl" in error
-    assert call(capsys, "plan", *MODEL, "--data", "p.jsonl", "--suites", "['no.jsonl']")[0] == 2
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -403,19 +367,6 @@ def test_absurd_sizes_of_a_model_are_an_error_at_once(capsys, prompt_file, name,
         for verb in (["train", "--dry-run"], ["plan"], ["new", "--gpus", "8"]):
             code, _, error = call(capsys, *verb, "--model", model, "--data", "p.jsonl")
             assert code == 2 and f"{name} = " in error and "allowed: at most" in error and error.count("\n") == 1
-
-
-def test_the_largest_sizes_that_are_accepted_are_planned_in_seconds(capsys, prompt_file):
-    model = prompt_file.parent / "model"
-    model.mkdir()
-    sizes = {"hidden_size": 10**9, "num_hidden_layers": 10**4, "num_attention_heads": 10**9, "vocab_size": 10**9,
-             "num_key_value_heads": 10**9, "intermediate_size": 10**9, "model_type": "qwen3"}  # fmt: skip
-    (model / "config.json").write_text(json.dumps(sizes))
-    began = time.process_time()
-    for words in ([], ["--placement.engine", "vllm", "--placement.tensor_parallel", "3"], ["--gpus", "1000"]):
-        code, _, error = call(capsys, "plan", "--model", model, "--data", "p.jsonl", *words)
-        assert code == 2 and ("allowed" in error)
-    assert time.process_time() - began < 20
 
 
 @pytest.mark.usefixtures("prompt_file")
@@ -451,13 +402,6 @@ def test_a_search_in_growing_steps_finds_the_best_split(monkeypatch):
     assert abs(best.trainer_ranks - 600) <= 40 and len(set(tried)) <= 10  # strides of 80 GPUs
     rates = [one.figures.useful_tokens_per_s for one in others]
     assert rates == sorted(rates, reverse=True)
-
-
-@pytest.mark.usefixtures("prompt_file")
-def test_a_rehearsal_checks_that_engines_can_divide_the_heads(capsys):
-    words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--placement.engine", "vllm"]
-    code, _, error = call(capsys, "plan", *words, "--rehearse", "--placement.tensor_parallel", "3")
-    assert code == 2 and "tensor_parallel: got 3" in error and "1, 2, 4, 8" in error
 
 
 @pytest.mark.usefixtures("prompt_file")

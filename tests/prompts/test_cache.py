@@ -69,39 +69,6 @@ def test_a_second_start_takes_the_same_prompts_from_the_cache(cache, file, token
     assert everything(second[0]) == everything(first[0]) and second[1] == first[1]
 
 
-def _changed_file(file, tokenizer):
-    file.write_text(file.read_text().replace("What is 7 +", "What is 8 +"))
-    return {}
-
-
-def _other_system(file, tokenizer):
-    return {"system_prompt": "Think."}
-
-
-def _other_limit(file, tokenizer):
-    return {"max_prompt_tokens": 2047}
-
-
-def _other_special_token(file, tokenizer):
-    tokenizer.add_tokens(["What is"])
-    return {}
-
-
-def _other_template(file, tokenizer):
-    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}A:"
-    return {}
-
-
-@pytest.mark.parametrize("change", [_changed_file, _other_system, _other_limit, _other_special_token, _other_template])
-def test_whatever_changes_prompts_makes_them_anew(cache, file, tokenizer, tokenized, monkeypatch, change):
-    load(file, tokenizer)
-    settings = change(file, tokenizer)
-    found = load(file, tokenizer, **settings)
-    assert len(tokenized) == 2
-    monkeypatch.setenv("SCALERL_CACHE", "/dev/null")
-    assert everything(found[0]) == everything(load(file, tokenizer, **settings)[0])
-
-
 def _cut(content):
     return content[:-7]
 
@@ -174,19 +141,6 @@ def test_the_number_and_the_bytes_of_kept_files_are_bounded(cache, file, tmp_pat
     monkeypatch.setattr(prompt_cache, "CACHE_BYTES", int(1.5 * newest.stat().st_size))
     load(file, tokenizer, system_prompt="The last.")
     assert len(list(cache.iterdir())) == 1
-
-
-def test_a_directory_of_shards_is_kept_until_one_changes(cache, tmp_path, tokenizer, tokenized):
-    shards = tmp_path / "shards"
-    shards.mkdir()
-    for number in range(3):
-        rows = ROWS[100 * number : 100 * number + 100]
-        (shards / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, second = load(shards, tokenizer), load(shards, tokenizer)
-    assert len(tokenized) == 1 and everything(first[0]) == everything(second[0])
-    (shards / "0.jsonl").rename(shards / "9.jsonl")
-    third = load(shards, tokenizer)
-    assert len(tokenized) == 2 and third[0][0].where == f"{shards}/1.jsonl line 1"
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(cache, file, tokenizer, monkeypatch):

@@ -193,11 +193,6 @@ def test_what_cannot_be_scored_from_one_answer_is_an_episode(taskset, monkeypatc
     assert [getattr(agents, name).max_turns for name in tasksets.roles(tasksets.load(environment, arguments))] == [5]
 
 
-def test_limits_of_the_arguments_win(taskset):
-    arguments = {"player": {"max_turns": 2}}
-    assert tasksets.load("talk-taskset", arguments, 5).config.player.max_turns == 2
-
-
 @pytest.mark.slow
 def test_episodes_are_rollouts_over_the_endpoint(taskset, nurseries, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

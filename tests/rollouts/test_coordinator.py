@@ -67,29 +67,6 @@ def test_every_group_is_complete_and_each_rollout_comes_from_its_random_stream(s
             assert [len(r) for r in group.rollouts] == [LENGTHS(Request((0, 0), (1,), key)) for key in keys]
 
 
-@activations
-@schedules
-def test_at_any_time_every_visit_is_in_exactly_one_place(schedule, activation):
-    """Checked at every activation: in a batch, dropped, in the queue, being sampled, or finished and in no batch."""
-    sizes = Sizes.draw(schedule, activation, "midst")
-    trainer = make(schedule, activation, sizes)
-    out, checked = [], []
-
-    def check(version, drawn):
-        state = trainer.coordinator.state()
-        held = [v["index"] for v in state["queue"] + state["dropped"]]
-        held += [visit["index"] for _, visit, _, _ in state["open"]]
-        held += [group["visit"]["index"] for group in state["finished"].values()]
-        assert sorted(held + out) == list(range(drawn))
-        checked.append(version)
-
-    trainer.on_activation = check
-    start(trainer, schedule)
-    for batch in trainer.batches(1000):
-        out += [group.visit.index for group in batch.groups.values()] + [v.index for v in batch.dropped]
-    assert checked == list(range(1, len(checked) + 1)) and len(checked) > 10
-
-
 def test_groups_are_handed_out_for_scoring_once_and_dropped_ones_are_reported():
     """Slots for four batches and k = 1, so that about half of the groups miss their deadline."""
     schedule = ("pipeline", 1, "drop")

@@ -126,28 +126,6 @@ def test_an_evaluation_ends_and_the_step_is_saved(policy, stopped, begin, tmp_pa
     resumes(run, begin, state, tmp_path / "state", 1)
 
 
-def test_an_evaluation_ends_whose_sequences_never_finish(begin, tmp_path):
-    run = begin(hangs_at=1 << 30, mean_tokens=1e9, max_evaluated=100_000)
-    run.start()
-    run.stop(after_s=0.3)
-    with pytest.raises(Interrupted) as caught:
-        evaluated(run.pipeline, 0, visits(1000, 4), 2)
-    assert caught.type is Interrupted
-    assert run.save(0, tmp_path / "state")["sampling_version"] == 0
-
-
-def test_a_healthy_evaluation_and_snapshot_are_finished_after_a_stop(begin, tmp_path, monkeypatch):
-    run = begin(hangs_at=1 << 30)
-    monkeypatch.setattr(module, "STOP_PATIENCE_S", 60.0)
-    run.start()
-    run.step(0)
-    run.stop()
-    groups, _ = evaluated(run.pipeline, 1, visits(1000, 4), 2)
-    assert len(groups) == 4 and not run.pipeline._settled
-    run.save(1, tmp_path / "state")
-    assert not run.pipeline._settled
-
-
 def test_the_snapshot_of_a_version_that_the_engines_do_not_take_is_saved_without_them(begin, tmp_path):
     run = begin()
     run.start()

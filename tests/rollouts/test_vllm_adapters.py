@@ -310,11 +310,6 @@ def test_adapters_are_sent_where_vllm_can_load_them_and_else_a_note_says_why_not
     assert len(notes) == bool(reason) and all("merged weights" in note and reason in note for note in notes)
 
 
-def test_where_vllm_is_not_on_this_machine_its_servers_get_adapters(tmp_path, monkeypatch):
-    monkeypatch.setattr(adapters, "_package", lambda python: None)
-    assert place_processes(config_of(model_of(tmp_path, "qwen3"))).config.rollouts.weights == "adapters"
-
-
 def test_an_architecture_has_adapters_if_its_class_or_a_base_of_it_has(tmp_path):
     source = vllm_source(tmp_path)
     names = ("Qwen3ForCausalLM", "MistralForCausalLM", "GPT2LMHeadModel", "UnknownForCausalLM")
@@ -331,11 +326,6 @@ def test_an_architecture_has_adapters_if_its_class_or_a_base_of_it_has(tmp_path)
 def test_adapters_that_no_engine_of_the_run_can_load_are_an_error(words, tmp_path):
     with pytest.raises(ConfigError, match=r"rollouts.weights: got 'adapters'.*allowed: auto, "):
         config_of(model_of(tmp_path, "qwen3"), "--rollouts.weights", "adapters", *words)
-
-
-def test_a_run_without_adapters_cannot_send_them():
-    with pytest.raises(ConfigError, match=r"rollouts.weights: got 'adapters'"):
-        read_config(None, ["--placement.engine", "vllm", "--rollouts.weights", "adapters"])
 
 
 def test_the_server_of_a_run_is_started_for_the_adapters(tmp_path):

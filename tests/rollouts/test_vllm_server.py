@@ -227,13 +227,6 @@ def test_three_taken_ports_are_an_error_with_cause_and_cure(unlucky, tmp_path):
     assert len((tmp_path / "starts").read_text().splitlines()) == 3
 
 
-def test_another_error_of_a_start_is_not_tried_again(unlucky, tmp_path):
-    server = VllmServer(unlucky(99, "RuntimeError: out of memory"))
-    with pytest.raises(ConfigError, match="out of memory"):
-        server.wait_ready()
-    assert len((tmp_path / "starts").read_text().splitlines()) == 1
-
-
 @pytest.mark.parametrize("host", ["", "127.0.0.1"])
 def test_a_reserved_port_is_only_for_the_server_that_is_told_it(host):
     with reserved_port(host) as port:

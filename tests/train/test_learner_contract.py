@@ -289,21 +289,6 @@ def test_on_every_mesh_gradient_and_twenty_updates_of_a_mixture_equal_those_of_o
     assert distance([found[name] for name in expected], expected.values()) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("model", "option"),
-    [
-        (BIASED, {"gradient_checkpointing": True}),
-        ("qwen3-moe", {"gradient_checkpointing": True}),
-        ("qwen3-moe", {"packing": "packed"}),
-    ],
-)
-@pytest.mark.slow
-def test_options_of_the_learner_change_no_gradient_of_experts_on_ranks(benches, model, option):
-    config = replace(on_mesh(1, 2), learner=replace(CONFIG.learner, **option))
-    sums = benches.gradients(benches.group(2, model, config), batch())
-    assert distance(sums, benches.gradients(benches.single(model), batch())) < 1e-5
-
-
 @pytest.mark.slow
 def test_a_checkpoint_of_1_x_2_ranks_resumes_on_2_x_1_and_back(benches, tmp_path):
     first = benches.group(2, "qwen3-moe", on_mesh(1, 2))
@@ -525,19 +510,6 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     assert ('raise ZeroDivisionError("on purpose")' in raised.value.trace) == (how == "raise")
     assert sorted(os.listdir(tmp_path)) == ["0", "1"]  # both ranks had begun
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-@pytest.mark.slow
-def test_a_rank_that_ends_without_a_call_is_named_at_the_next_check():
-    ranks = RankProcesses([Misbehaving("rest", rank) for rank in range(2)])
-    ranks.watch()
-    pids = [process.pid for process in ranks._processes]
-    os.kill(pids[1], signal.SIGKILL)
-    ranks._processes[1].join()
-    with pytest.raises(LearnerDied, match=rf"trainer rank 1 of 2 \(process {pids[1]}\) was killed by signal 9"):
-        ranks.watch()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    ranks.watch()  # they have been ended
 
 
 @pytest.mark.slow

@@ -14,18 +14,15 @@ from pydantic import ValidationError
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
 from scalerl.core.remote import Remote
-from scalerl.core.types import EvalPoint, Prompt
-from scalerl.training.config import LAB
-from scalerl.training.config.base import replace as replace_config
+from scalerl.core.types import EvalPoint
 from scalerl.training.config.overrides import read_config
 from scalerl.training.engines.pipeline import Interrupted
 from scalerl.training.engines.replay import ReplayMismatch
 from scalerl.training.learner.checkpoint import load_plain
 from scalerl.training.loop import due
 from scalerl.training.loop.due import evaluate_if_due
-from scalerl.training.loop.evaluator import EVALUATED_WEIGHTS, Evaluated, Evaluator, EvaluatorDied, HeldOut, Snapshot
+from scalerl.training.loop.evaluator import EVALUATED_WEIGHTS, Evaluated, Evaluator, EvaluatorDied, Snapshot
 from scalerl.training.loop.progress import TrainingFailed
-from scalerl.training.rewards.user_rewards import RewardError
 
 OVERLAP = ["--evaluation.overlap", "true"]
 APART = ("eval_devices", "eval_flops", "replay_difference")
@@ -201,23 +198,6 @@ def test_a_process_that_fails_or_is_killed_again_and_again_ends_the_run(scripts,
     assert one.under_way == SNAPSHOT  # a checkpoint still has it
 
 
-def test_each_evaluation_has_three_processes():
-    one, _, notes = evaluator_of([KILLED], [KILLED], [BUILT, DONE, KILLED], [KILLED], [BUILT, DONE])
-    for step in (3, 5):
-        one.begin(replace(SNAPSHOT, step=step), send)
-        assert one.result(60) == DONE[1]
-    assert len(notes) == 4
-
-
-@pytest.mark.parametrize("error", [RewardError("too many"), ReplayMismatch("other weights"), ConfigError("no model")])
-def test_an_error_of_the_evaluation_reaches_the_loop(error):
-    one, _, _ = evaluator_of([BUILT, ("raised", error)])
-    one.begin(SNAPSHOT, send)
-    with pytest.raises(type(error), match=str(error)):
-        one.result(60)
-    assert one.under_way == SNAPSHOT
-
-
 def test_a_checkpoint_is_complete_when_both_its_parts_are(tmp_path):
     import torch
 
@@ -343,16 +323,6 @@ def test_log_probabilities_of_other_weights_end_the_run_with_the_step_of_the_wei
     run.evaluator.result = mismatch
     with pytest.raises(TrainingFailed, match="step 0: they are not those that were sent"):
         run.train()
-
-
-def test_what_is_evaluated_is_equal_for_all_evaluations():
-    prompts = [Prompt(f"{n:016d}", "q", (1,), "a", "arithmetic", {}) for n in range(20)]
-    evaluated = replace_config(LAB.evaluation, replayed=4, saved=3, samples=2)
-    held_out = HeldOut.of(evaluated, LAB.data, prompts)
-    assert held_out.replayed == (0, 5, 10, 15) and held_out.samples == (2,) * 20
-    assert {visit.number for visit in held_out.visits} == {0}
-    assert {(n, 0) for n in held_out.replayed} <= held_out.kept
-    assert HeldOut.of(replace_config(evaluated, replayed=0), LAB.data, prompts).replayed == ()
 
 
 def test_servers_given_by_address_cannot_evaluate_beside_training():
