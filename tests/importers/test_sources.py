@@ -221,3 +221,11 @@ def test_counted_flops_have_the_unit_of_their_name_and_a_rate_is_no_total(tmp_pa
     (tmp_path / "log.csv").write_text("\n".join([f"{column},val_acc,tflops", *rows]) + "\n")
     log = read(tmp_path / "log.csv")
     assert log.axis == "flops" and log.rows[-1]["flops"] == flops
+
+
+@pytest.mark.parametrize("name", ["val_aime_2024", "MATH-500"])
+def test_an_evaluation_on_a_benchmark_is_a_score_before_the_reward_of_training(tmp_path, name):
+    rows = [{"step": n, "train/reward": n / 100, **({name: n / 60} if n % 5 == 0 else {})} for n in range(40)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    log = read(tmp_path / "log.jsonl")
+    assert (log.metric, log.training, len(log.rows)) == (name, False, 8)

@@ -6,7 +6,7 @@ import pytest
 
 from scalerl.core.types import Prompt
 from scalerl.training.rewards import math
-from scalerl.training.rewards.base import LONGEST_TEXT
+from scalerl.training.rewards.base import LONGEST_TEXT, without_marks
 from scalerl.training.rewards.code_answer import program_of
 
 SIZE, LARGE = 1_200_000, 10_000_000
@@ -65,3 +65,8 @@ def test_a_deep_answer_gets_a_verdict(name):
 def test_of_a_long_text_the_end_is_judged():
     assert passed("x" * (2 * LONGEST_TEXT) + " The answer is 42.")
     assert not passed("The answer is 42. " + "x " * LONGEST_TEXT)
+
+
+def test_marks_are_removed_from_both_ends_without_the_space_outside():
+    assert without_marks("  <|a|>  <|b|> x <|c|> \n<|d|>  ", r"<\|\w\|>") == " x "
+    assert without_marks(" x ", r"<\|\w\|>") == " x " and without_marks("<|a|> <|b|>", r"<\|\w\|>").strip() == ""
