@@ -94,6 +94,7 @@ DAMAGED = {
     "seeds are text": arm(seeds=["a"]),
     "settings are a list": arm(settings=[1]),
     "a task has one bound": lambda values: values.update(tasks={"t": [1]}),
+    "the axis is null": lambda values: values.update(axis=None),
     "notes are a number": lambda values: values.update(notes=5),
 }
 
