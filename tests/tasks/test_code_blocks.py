@@ -40,8 +40,6 @@ CALLED = {
     "a fence in its docstring": (f"```python\n{DOC}```", DOC),
     "an indented block": ("```python\n" + "".join(f"    {line}\n" for line in INC.splitlines()) + "```", INC),
     "non-breaking spaces": (f"```python\n{INC}```".replace("    ", "\u00a0" * 4), INC),
-    "the end of the fence on the last line": (
-        f"```python\n{INC.rstrip()}```\nUsage ```python\nprint(inc(1))\n```", INC),
     "a test that imports it": (f"```python\n{INC}```\n```python\nfrom solution import inc\nprint(inc(1))\n```", INC),
     "a session": (f"```python\n{INC}```\n```python\n>>> inc(1)\n2\n```", INC),
     "tests": (f"```python\n{INC}```\n```python\nimport unittest\nclass T(unittest.TestCase): pass\n```", INC),
@@ -52,7 +50,6 @@ CALLED = {
         "an import": "from operator import neg as inc\n",
         "a condition": "try:\n    import numpy\nexcept ImportError:\n    pass\n"
         "if True:\n    def inc(x): return x + 1\n",
-        "a decorator": f"import functools\n@functools.cache\n{INC}",
         "async": "async def inc(x):\n    return x + 1\n"}.items()},
 }  # fmt: skip
 

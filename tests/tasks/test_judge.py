@@ -167,12 +167,6 @@ def test_a_score_is_a_single_number_on_the_scale_of_the_bounds(reply, high, scor
         assert client._read(reply) == score
 
 
-def test_a_score_on_another_scale_is_asked_for_again_and_counted_as_a_failure_of_the_judge(fake):
-    (score,), scorer = scores(fake, ["Score: 9/10"])
-    assert not score.counted and scorer.failures.failed == 1 and len(fake.asked) == 3
-    assert "the score 9 is on a scale to 10, not to 1 (scoring.judge.bounds)" in score.reason
-
-
 @pytest.mark.parametrize(
     "words",
     [["--scoring.judge.pattern", "("], ["--scoring.judge.bounds", "[1, 0]"], ["--scoring.judge.template", "x"]],

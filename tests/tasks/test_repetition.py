@@ -97,12 +97,9 @@ def closed_forms():
     [
         ("How many bytes has a kilobyte?", "1024", "2^10", True),
         ("What is 2^10?", "1024", r"\boxed{2^{10}}", False),
-        ("What is 2^10?", "1024", r"\boxed{2^{10} + 0}", False),
         ("What is 2^10?", "1024", r"\boxed{1 \cdot 2^{10}}", False),
         ("What is 2^10?", "1024", r"\boxed{4^5}", True),
-        ("What is the square root of 16?", "4", r"\boxed{\sqrt{16}}", True),
         (r"What is $\sqrt{16}$?", "4", r"\boxed{\sqrt{16}}", False),
-        (PRODUCT, "156", r"\boxed{12 \times 13}", False),
         (PRODUCT, "156", "156", True),
     ],
 )

@@ -4,9 +4,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from collections import deque
 from decimal import Decimal
-from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings

@@ -6,10 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import runs
-from doc_pages import ROOT
 from pydantic import ValidationError
 
-from scalerl import cli
 from scalerl.api import load
 from scalerl.core.errors import ConfigError
 from scalerl.core.run_files import best_step, held_out_rates, saved_steps
@@ -57,13 +55,6 @@ def test_without_evaluations_of_their_steps_only_the_last_checkpoints_are_kept(t
     for step in (10, 20, 30):
         commit(store, step, {5: 0.9, 15: 0.8})
     assert store.steps() == [30]
-
-
-def test_the_page_shows_the_policy_as_a_dry_run_prints_it(capsys):
-    assert cli.main(["train", "--dry-run", "--checkpoint.every", "50", "--evaluation.every", "50",
-                     "--checkpoint.keep_every", "200"]) == 0  # fmt: skip
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("# checkpoint every"))
-    assert line.removeprefix("# ") + "\n" in (ROOT / "docs" / "operating.md").read_text()
 
 
 @pytest.mark.parametrize(("fields", "near"), [({"keep_every": 120}, 100), ({"every": 30, "keep_every": 10}, 30)])
