@@ -56,10 +56,22 @@ def test_output_with_a_reward(output):
 
 @pytest.mark.parametrize(
     "output",
-    ["", "0.5", '{"score": 1}', '{"reward": "high"}', '{"reward": NaN}', '{"reward": 1, "name": "x"}', '{"reward": 1, "reward": 2}', '{"rewards": []}', '{"rewards": 0.5}', '{"rewards": null, "reward": 1}', '{"rewards": [1, [2]]}', '{"rewards": [1], "reward": null}', '{"rewards": {"0": 1}}',
-     '{"rewards": {"chatcmpl-1": "x"}}', '{"rewards": {"call_1_0": 1}, "reward": 1}',
-     '{"rewards": {"chatcmpl-1": 1, "cmpl-1": 1}}'],
-)  # fmt: skip
+    [
+        "",
+        '{"score": 1}',
+        '{"reward": "high"}',
+        '{"reward": NaN}',
+        '{"reward": 1, "name": "x"}',
+        '{"reward": 1, "reward": 2}',
+        '{"rewards": []}',
+        '{"rewards": null, "reward": 1}',
+        '{"rewards": [1, [2]]}',
+        '{"rewards": {"0": 1}}',
+        '{"rewards": {"chatcmpl-1": "x"}}',
+        '{"rewards": {"call_1_0": 1}, "reward": 1}',
+        '{"rewards": {"chatcmpl-1": 1, "cmpl-1": 1}}',
+    ],
+)
 def test_output_without_a_reward_says_what_is_allowed(output):
     report = harness.read_report(output, "agent")
     assert report.reward == 0 and "agent printed" in report.problem and '{"reward": 0.5}' in report.problem

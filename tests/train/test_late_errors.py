@@ -30,7 +30,8 @@ def started(model, path, *words):
 
 
 LATE = [
-    "check_functions", "model_path_of", "load_prompts", "resolve", "check_rewards", "generator_spec", "_learner", "make_curriculum", "RunCompute", "CheckpointStore", "Run", "Followers",
+    "check_functions", "model_path_of", "load_prompts", "resolve", "check_rewards", "generator_spec", "_learner",
+    "make_curriculum", "RunCompute", "CheckpointStore", "Run", "Followers",
 ]  # fmt: skip
 
 
