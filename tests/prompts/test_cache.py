@@ -73,20 +73,8 @@ def _cut(content):
     return content[:-7]
 
 
-def _emptied(content):
-    return b""
-
-
-def _flipped(content):
-    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
-
-
 def _tokens_flipped(content):
     return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
-
-
-def _foreign(content):
-    return b"PK\x03\x04" + bytes(range(256)) * 50
 
 
 def _other_key(content):
@@ -103,9 +91,7 @@ def _not_an_object(content):
     return b"[1, 2]\n" + content
 
 
-@pytest.mark.parametrize(
-    "damage", [_cut, _emptied, _flipped, _tokens_flipped, _foreign, _other_key, _huge_sizes, _not_an_object]
-)
+@pytest.mark.parametrize("damage", [_cut, _tokens_flipped, _other_key, _huge_sizes, _not_an_object])
 def test_a_damaged_or_foreign_file_is_made_anew(cache, file, tokenizer, tokenized, damage):
     first = load(file, tokenizer)
     (place,) = cache.iterdir()

@@ -121,14 +121,11 @@ def wide(text):
 
 
 NOTATIONS = {
-    "another answer": lambda row: row,
     "white space": lambda row: {**row, "prompt": "  " + row["prompt"].replace(" ", "\n ")},
     "spaces around signs": lambda row: {**row, "prompt": row["prompt"].replace(" + ", "+")},
     "case": lambda row: {**row, "prompt": row["prompt"].upper()},
     "punctuation at the end": lambda row: {**row, "prompt": row["prompt"].rstrip("?") + "."},
-    "wide characters": lambda row: {**row, "prompt": wide(row["prompt"])},
     "invisible characters": lambda row: {**row, "prompt": "\ufeff" + row["prompt"].replace(" ", "\u00a0\u200b")},
-    "messages": lambda row: {**row, "prompt": [{"role": "user", "content": row["prompt"]}]},
     "messages after an instruction": lambda row: {
         **row, "prompt": [{"role": "system", "content": "Use a box."}, {"role": "user", "content": row["prompt"]}]
     },
@@ -189,7 +186,7 @@ def test_a_column_that_no_process_can_send_is_left_out_of_a_file_with_a_note(tmp
 
 
 @pytest.mark.parametrize("long_prompts", ["error", "drop"])
-@pytest.mark.parametrize("letter", ["7", "7 ", "é"])
+@pytest.mark.parametrize("letter", ["7", "é"])
 def test_of_a_prompt_far_over_the_limit_only_the_beginning_is_encoded(
     tmp_path, tokenizer, monkeypatch, letter, long_prompts
 ):

@@ -8,7 +8,6 @@ from json_rows import write_rows
 from scalerl.core.errors import ConfigError
 from scalerl.training.config import read_config
 from scalerl.training.config.data import PromptFile
-from scalerl.training.config.named import NAMED_SETS
 from scalerl.training.prompts.layouts import (
     after_hashes,
     column,
@@ -111,14 +110,6 @@ def test_a_copy_of_a_set_is_read_from_its_file_and_explicit_settings_win(tmp_pat
     assert own.prompt == "sum" and own.answer.startswith("70 + 2")
     task = PromptFile(set="math", split="test", revision="v2", name="mine")
     assert (task.split, task.revision, task.curve, task.answers) == ("test", "v2", "mine", "boxed")
-
-
-def test_every_named_set_of_mathematics_is_a_complete_configuration():
-    mathematics = [name for name, found in NAMED_SETS.items() if found.task == "math"]
-    assert len(mathematics) >= 8
-    for name in mathematics:
-        task = PromptFile(set=name)
-        assert "/" in task.path and task.columns["prompt"] and task.columns["answer"] and task.curve == name
 
 
 # ----------------------------------------------------------------------------------------------------------- code

@@ -9,15 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import runs
-from agent_parts import engine_of, finish
 from doc_pages import ROOT
 
 from scalerl.core.types import AGENT, Prompt
 from scalerl.training.config.data import EnvironmentTask
-from scalerl.training.engines.engine import Request
 from scalerl.training.prompts.sources import environment_rows
 from scalerl.training.rewards import tasksets
-from scalerl.training.rewards.agents import harness
 from scalerl.training.rewards.user_rewards import call_by_name
 from scalerl.training.rewards.verifiers_environments import REWARD
 
@@ -136,16 +133,6 @@ class Dialog(Harness[HarnessConfig]):
 
 
 @pytest.fixture
-def nurseries():
-    """End the processes that have imported environments after the test."""
-    yield
-    while harness._NURSERIES:
-        _, nursery = harness._NURSERIES.popitem()
-        nursery.close()
-        nursery._process.wait()
-
-
-@pytest.fixture
 def taskset(tmp_path, monkeypatch):
     if not tasksets.installed():
         pytest.skip("verifiers 0.4 is not installed")
@@ -191,20 +178,6 @@ def test_what_cannot_be_scored_from_one_answer_is_an_episode(taskset, monkeypatc
     assert row["environment"] == environment and row["turns"] == 5 and json.loads(json.dumps(row)) == row
     agents = tasksets.load(environment, arguments, 5).config
     assert [getattr(agents, name).max_turns for name in tasksets.roles(tasksets.load(environment, arguments))] == [5]
-
-
-@pytest.mark.slow
-def test_episodes_are_rollouts_over_the_endpoint(taskset, nurseries, monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made, _ = environment_rows(EnvironmentTask(environment="letters-taskset"), 2)
-    engine = engine_of(lambda text: text.split("><|im_end|>")[-2][-1], None)
-    engine._run = harness.run
-    prompts = [Prompt(row.id, "", (3, 4), "", "letters", row.columns) for row in made[:4]]
-    engine.submit([Request.of((0, number), prompt, number) for number, prompt in enumerate(prompts)])
-    for number, rollout in finish(engine, 300.0).items():
-        end, said = rollout.outcome, made[number].columns["row"]["task"]["letters"]
-        assert end.problem == "" and (end.score, end.turns, end.metrics["taken"]) == (1.0, 2, 2.0)
-        assert [text for text in said if text not in "ab"] == [] and rollout.others == ()
 
 
 @pytest.mark.slow

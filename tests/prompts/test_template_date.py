@@ -24,7 +24,6 @@ TEMPLATES = {
     "<|start|>{{ build_system() }}" + CHAT,
     "in a loop, after white space": "\n\n  {% for m in messages %}\n  {{ strftime_now('%A %d %Y') }} {{ m.content }}\n"
     "{% endfor %}",
-    "indented": "   {% set day = strftime_now('%-d.%-m.%y') %}\n   {{ day }}" + CHAT,
     "a percent sign": CHAT + "{{ strftime_now('100%% %H:%M, day %j') }} %d",
 }
 QUESTION = [{"role": "user", "content": "What is 2+2? %d"}]

@@ -51,10 +51,6 @@ def cut(name, size):
     return change
 
 
-def more(model):
-    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes() + b"more")
-
-
 def header(change_header):
     """Return a change of the JSON header of the weights that keeps its length and the tensors."""
 

@@ -2,7 +2,6 @@
 
 MODULE = """
     import sys
-    import numpy as np
     import torch
 
     class Task:
@@ -46,12 +45,6 @@ MODULE = """
     class TaskOfOne(Task):
         def rows(self, count):
             while True: yield {"prompt": "the same"}
-    class TaskOfNumpy(Task):
-        def score(self, row, completion): return np.float32(0.5), 7
-    class TaskWrites(Task):
-        def score(self, row, completion):
-            row["prompt"] = "changed"
-            return 1
 
     def rewarded(values):
         def reward(prompts, completions, **columns): return values
@@ -64,11 +57,6 @@ MODULE = """
     def raises_late(prompts, completions, **columns):
         yield 1.0
         raise KeyError("gone")
-    truths = rewarded([True, False])
-    numpy_scalars = rewarded([np.float32(0.5), np.bool_(True)])
-    an_array = rewarded(np.array([1, 0]))
-    a_tensor = rewarded(torch.tensor([0.5, 1.0]))
-    def generated(prompts, completions, **columns): return (float(len(c)) for c in completions)
 
     def writing_loss(logp_BT, behavior_BT, advantages_B, mask_BT):
         loss_BT = -logp_BT * advantages_B[:, None]

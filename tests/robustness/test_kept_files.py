@@ -114,22 +114,19 @@ EVAL = ("m", "--suite", "d.jsonl", "-o")
 OUTPUTS = (  # command, files, and for each case its name, words, further files and message
     ("report", (POINTS,), (
         ("-o is the input", ("p.jsonl", "-o", "p.jsonl"), (), (INPUT, UNCHANGED)),
-        ("-o links to the input", ("p.jsonl", "-o", "l.html"), (link("l.html", "p.jsonl"),), INPUT),
         ("-o is a hard link to the input", ("p.jsonl", "-o", "h.html"), (link("h.html", "p.jsonl", hard=True),), INPUT),
         ("-o is another file of points", ("p.jsonl", "-o", "q.jsonl"), (), (FOREIGN, UNCHANGED)),
         ("-o lies in no directory", ("p.jsonl", "-o", "no/page.html"), (), "cannot be written to no/page.html"),
     )),
     ("report", (curve,), (
-        (f"-o is {name} of the run", ("run", "-o", f"run/{name}"), (), FOREIGN)
-        for name in ("points.jsonl", "config.toml")
+        ("-o is points.jsonl of the run", ("run", "-o", "run/points.jsonl"), (), FOREIGN),
     )),
     ("import", (POINTS,), (
         ("-o is the log", ("t.csv", "-o", "t.csv"), (), (INPUT, UNCHANGED)),
         ("-o has points of another origin", ("t.csv", "-o", "q.jsonl"), (), (FOREIGN, UNCHANGED)),
     )),
     ("study", (study,), (
-        *((f"show -o is {name}", ("show", "study", "-o", f"study/{name}"), (), FOREIGN)
-          for name in ("study.toml", "scalerl/seed-0/points.jsonl", "scalerl/seed-0/config.toml")),
+        ("show -o is its plan", ("show", "study", "-o", "study/study.toml"), (), FOREIGN),
         ("-o is another study", ("loo", "-o", "study"), (), ("another study", UNCHANGED)),
     )),
     ("study", (), (

@@ -18,15 +18,14 @@ from scalerl.training.loop.run_dir import RunDirectory
 
 STEP = "checkpoints/step_000004"
 IN_A_RUN = (
-    "model", "adapter", "checkpoints", STEP, f"{STEP}/trainer.json", "rollouts", "rollouts.jsonl", "metrics.jsonl",
-    "points.jsonl", "rollouts/samples.jsonl", "rollouts/samples.bin", "status.json", "loggers.json",
-    "errors.log", "summary.json", "curve.png", "bad_batch", "weights", "logs", "vllm-0.log", ".export.tmp",
-    "tensorboard", "wandb", "checkpoints/.step_000008.tmp", "checkpoints/.replaced_step_000004",
-    ".status.json.1234.tmp.json",
+    "model", STEP, f"{STEP}/trainer.json", "rollouts", "metrics.jsonl",
+    "rollouts/samples.jsonl", "errors.log", "weights", "logs", ".export.tmp",
+    "wandb", "checkpoints/.replaced_step_000004",
+    
 )  # fmt: skip
 IN_A_STUDY = (
-    "journal.jsonl", "allocation.jsonl", "predicted.json", "results.json", "report.html", "scalerl", "scalerl/seed-0",
-    "scalerl/seed-0.log", "scalerl/seed-0.toml", "scalerl/seed-0/metrics.jsonl", "scalerl/.seed-0.copy",
+    "journal.jsonl", "results.json", "scalerl", "scalerl/seed-0",
+    "scalerl/seed-0.toml", "scalerl/seed-0/metrics.jsonl", "scalerl/.seed-0.copy",
 )  # fmt: skip
 
 

@@ -35,13 +35,10 @@ def plan(fault, text, expect):
 ARMS = "[arms.one]\n[arms.two]\nrecipe.loss.max_ratio = 8\n"
 
 PLANS = [
-    plan("an empty file", "", "empty"),
     plan("one arm", "[arms.one]", "needs 2 to 1000 arms"),
-    plan("2,000 arms", "".join(f"[arms.a{n}]\n" for n in range(2000)), "needs 2 to 1000 arms; got 2000"),
     plan("an arm's name that leaves the folder", '[arms."../../x"]\n[arms.two]', "name of an arm"),
     plan("an unknown key", "sedes = [1]\n" + ARMS, "seeds"),
     plan("a negative seed", "seeds = [-1]\n" + ARMS, "seeds"),
-    plan("100,000 seeds", f"seeds = {list(range(100_000))}\n" + ARMS, "1000"),
     plan("an unknown reference", 'reference = "three"\n' + ARMS, "reference"),
     plan("changes of unknown keys", ARMS + "[changes]\nstesp = 5", "stesp"),
     plan("an arm without a chance of evaluations", "[arms.one]\nsteps = 1\n[arms.two]\nsteps = 2", "evaluations"),
@@ -49,18 +46,14 @@ PLANS = [
 ]  # fmt: skip
 
 TOMLS = [
-    toml("an empty file", "", "empty"),
     toml("broken", "steps = ", "TOML"),
     toml("Latin-1", b'preset = "caf\xe9"', "TOML"),
     toml("a byte-order mark", "\ufeffsteps = 50", "steps = 50", (0,)),
-    toml("lines that end as on Windows", "steps = 50\r\nseed = 1\r\n", "steps = 50", (0,)),
     toml("nested deeply", "suites = " + "[" * 5000 + "]" * 5000, "nested"),
     toml("an integer of 5,000 digits", "steps = " + "9" * 5000, "digits"),
     toml("400,000 unknown keys", "".join(f"key_{n} = 1\n" for n in range(400_000)), "1,048,576"),
-    toml("a value of 100,000 characters", f'preset = "{"v" * 100_000}"', "100000 characters"),
     toml("a NUL in a path", '[model]\nkind = "hf"\npath = "a\\u0000b"', "path"),
     toml("a task without a kind", '[[data]]\nname = "a"\n[[data]]\nname = "b"', "kind"),
-    toml("1e12 prompts", "[data]\nprompts = 1000000000000", "10000000"),
     toml("1e11 sequences an evaluation", "[evaluation]\nprompts = 10000000\nsamples = 10000", "sequences"),
     toml("1e10 completions", "[recipe]\nprompts_per_step = 1000000\ngenerations_per_prompt = 10000", "per step"),
 ]  # fmt: skip
@@ -73,7 +66,6 @@ NUMBERS = {  # option -> the words before it
 
 WORDS = [
     options("no command of that name", "trian", expect="did you mean 'train'"),
-    options("an unknown option of the program", "--versoin", expect="--versoin"),
     *(options(f"{verb} --bogus", verb, "--bogus") for verb in ("train", "fit", "import")),
     *(options(f"{verb} without arguments", verb, expect="required") for verb in VERBS
       if verb not in ("train", "plan", "recipes", "import")),
@@ -88,20 +80,16 @@ WORDS = [
     *(options(f"watch {' '.join(words)}", "watch", *words, ".", expect="or an address of this machine")
       for words in (("--host", "203.0.113.7"), ("--port", "99999"))),
     options("--steps of 6,000 digits", *DRY, "--steps", "9" * 6000, expect="steps"),
-    options("--steps with a second line", *DRY, "--steps", "5\nseed = 7", expect="steps"),
     options("a list as two words", *DRY, "--data.operations", "2", "6", expect="[2, 6]"),
     options("a loss that drops an option", *DRY, "--recipe.loss.max_ratio", "4", "--recipe.loss", "gspo",
             expect="max_ratio"),
-    options("a table after its field", *DRY, "--recipe.name", "x", "--recipe", "{}", expect="drop"),
     options("bytes that are no UTF-8", *DRY, "--recipe.name", os.fsdecode(b"\xff"), expect="UTF-8"),
     options("--run-dir with --dry-run", *DRY, "--run-dir", "x", expect="--run-dir"),
     options("--run-dir with a NUL character", "train", "--run-dir", "a\0b", expect="NUL"),
-    options("--run-dir before another option", "train", "--run-dir", "--seed", expect="--run-dir"),
     options("seeds from -1", "study", "loo", "--dry-run", "--seeds=-1,2", expect="--seeds"),
     options("a budget of 0", "study", "loo", "--dry-run", "--budget", "0", expect="--budget: got 0"),
     options("an arm that is not there", "study", "loo", "--dry-run", "--only", "none-such", expect="--only"),
     options("runs of a study that is not there", "study", "loo", "--dry-run", "--reuse", "nowhere", expect="nowhere"),
-    options("1e9 GPUs", "plan", "--gpus", "1000000000", "--preset", "scalerl", "--model", "m", expect=""),
     options("a GPU that nobody has", "plan", "--gpu", "H900", expect="H100"),
     *(options(f"plan --transfer-s {value}", "plan", f"--transfer-s={value}", "--generator-tokens-per-s", "9",
               "--trainer-tokens-per-s", "9", expect="--transfer-s")
@@ -144,16 +132,15 @@ def place(verb, path, expect=(), allowed=(1, 2)):
 
 PATHS = [
     *(place(("fit",), f"{name}.jsonl", f"{name}.jsonl") for name in ODD),
-    *(place(verb, "pipe.jsonl", "pipe.jsonl") for verb in (("import",), ("score", "--task", "math"))),
+    place(("score", "--task", "math"), "pipe.jsonl", "pipe.jsonl"),
     *(place(("train",), f"{name}.toml", f"{name}.toml") for name in ("folder", "pipe", "zero")),
-    *(place((verb,), "pipe.toml", "pipe.toml") for verb in ("plan", "study")),
+    place(("study",), "pipe.toml", "pipe.toml"),
     *(place(("fit",), path) for path in (LONG, "p.jsonl/x.jsonl", "\n.jsonl")),
-    *(place(verb, LONG) for verb in (("import",), ("score", "--task", "math"), ("resume",),
-      ("eval", "--suite", "aime-24"), ("study", "show"))),
-    *(place(verb, path) for verb in (("score", "--task", "math"), ("resume",), ("eval", "--suite", "aime-24"),
-      ("study", "show")) for path in ("", ".")),  # fit and import read the only log of a directory
+    *(place(verb, LONG) for verb in (("import",), ("resume",), ("eval", "--suite", "aime-24"))),
+    *(place(verb, path) for verb in (("score", "--task", "math"), ("resume",), ("eval", "--suite", "aime-24"))
+      for path in ("", ".")),  # fit and import read the only log of a directory
     *(place(("report", "p.jsonl", "-o"), path) for path in ("p.jsonl/x.html", ".", LONG + ".html", "/proc/x.html")),
-    *(place(("import", "p.jsonl", "-o"), path) for path in ("p.jsonl/x", ".", LONG, "/proc/x")),
+    *(place(("import", "p.jsonl", "-o"), path) for path in ("p.jsonl/x", ".", "/proc/x")),
     *(place(("resume",), path, path) for path in ("run", "p.jsonl", "pipe.jsonl")),
     place(("fit",), "run", "run"),
 ]  # fmt: skip

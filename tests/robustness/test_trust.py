@@ -46,8 +46,6 @@ def config(text, data=DATA):
 REWARD = DATA + 'reward = "theirs:f"\n'
 NAMED = [
     ("reward", "", REWARD, "data.reward = theirs:f ({here}/theirs.py)"),
-    ("reward with parameters", "", DATA + 'reward = {function = "theirs:f", params = {n = 1}}\n', "data.reward = "),
-    ("reward of the second task", "", REWARD.replace("[data]", '[[data]]\nname = "a"'), "data.reward = theirs:f"),
     ("task", "", '[data]\nkind = "custom"\nfunction = "theirs:f"\n', "data.function = theirs:f ({here}/theirs.py)"),
     ("environment", "", '[data]\nkind = "verifiers"\nenvironment = "me/theirs"\n',
      "data.environment = me/theirs ({here}/theirs.py)"),

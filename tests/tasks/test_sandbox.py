@@ -4,9 +4,7 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from collections import deque
 from decimal import Decimal
-from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -37,13 +35,9 @@ def test_plain_data_is_transferred_unchanged(value):
 @pytest.mark.parametrize(
     "value",
     [
-        {1, 2},
         frozenset("ab"),
-        1 + 2j,
         range(1, 9, 3),
-        deque([1, 2]),
         Decimal("1.10"),
-        Fraction(1, 3),
         -(2**9999),
         "\ud800",
     ],
@@ -68,9 +62,7 @@ def test_an_iterator_stays_an_iterator():
     assert items != [0, 1, 4] and list(items) == [0, 1, 4]
 
 
-@pytest.mark.parametrize(
-    "value", [(1,), {1}, frozenset(), 1j, range(3), deque(), Decimal(1), Fraction(1), {1: 2}, iter([])]
-)
+@pytest.mark.parametrize("value", [(1,), {1}, {1: 2}, iter([])])
 def test_the_process_outside_reads_only_values_of_json(value):
     with pytest.raises(NotPlain):
         loads(dumps([value]))
@@ -93,9 +85,7 @@ def test_any_bytes_give_a_value_or_a_known_error(data):
             assert dumps(loads(data, remote), lambda other: 0)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"x", b"l\0\0\0\1", b"i\0\0\0\4\0", b"NN", b"l\xff\xff\xff\xff", b"u\0\0\0\1\xff"]
-)
+@pytest.mark.parametrize("data", [b"", b"x", b"i\0\0\0\4\0", b"l\xff\xff\xff\xff", b"u\0\0\0\1\xff"])
 def test_broken_values_are_refused(data):
     with pytest.raises(NotPlain):
         loads(data)

@@ -94,39 +94,11 @@ def test_chat_prompts_get_chat_completions():
 ASYNCHRONOUS = """
     import asyncio
 
-    loops = set()
-
     async def judged(prompts, completions, answer, **columns):
         async def one(text, right):
             await asyncio.sleep(0.01)
             return float(text == right)
-        loops.add(id(asyncio.get_running_loop()))
         return await asyncio.gather(*(one(text, right) for text, right in zip(completions, answer)))
-
-    class Judge:
-        async def __call__(self, prompts, completions, **columns):
-            await asyncio.sleep(0)
-            return [len(text) for text in completions]
-
-    judge = Judge()
-
-    def wrapped(prompts, completions, answer): return judged(prompts, completions, answer)
-
-    class Later:
-        def __init__(self, rewards): self.rewards = rewards
-        def __await__(self):
-            yield from asyncio.sleep(0).__await__()
-            return self.rewards
-
-    def awaitable(prompts, completions): return Later([1] * len(completions))
-
-    async def count_of_loops(prompts, completions, answer):
-        await judged(prompts, completions, answer)
-        return [len(loops)] * len(completions)
-
-    def own_loop(prompts, completions): return asyncio.run(judge(prompts, completions))
-
-    async def raises(prompts, completions): raise KeyError("level")
 
     async def cancelled(prompts, completions): raise asyncio.CancelledError
 
@@ -136,10 +108,14 @@ ASYNCHRONOUS = """
 """
 
 
+def test_an_asynchronous_reward_function_is_run(rewards_here):
+    scorer = rewards_here(ASYNCHRONOUS, "judged")
+    assert score(scorer, prompt("x", answer="x"), ["x", "y"]) == [Score(1.0, True), Score(0.0, False)]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
         ("cancelled", "its coroutine was cancelled"),
         ("short", "returned 1 rewards for 2 completions"),
         ("sleeps", "my_rewards:sleeps took longer"),

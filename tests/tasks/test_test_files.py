@@ -73,16 +73,10 @@ def turn(node):
 RIGHT = {
     "a function": "from solution import add\ndef test_add():\n    assert add(1, 2) == 3",
     "no import": "def test_add():\n    assert add(1, 2) == 3",
-    "an alias": "from solution import add as plus\ndef test_add(): assert plus(1, 2) == 3",
     "the module": "import solution\ndef test_add(): assert solution.add(1, 2) == 3",
-    "the module, renamed": "import solution as s\nclass TestAdd:\n    def test_add(self): assert s.add(1, 2) == 3",
-    "all names": "from solution import *\ndef test_it(): assert add(1, 2) == 3 and count('aab') == {'a': 2, 'b': 1}",
     "all names, and those of the prelude": "from solution import *\ndef test_it(): assert count('ab') == Counter('ba')",
-    "a constant": "from solution import LIMIT, add\ndef test_it(): assert add(LIMIT, 1) == 4 and LIMIT == 3",
     "pytest imported and not used": "import pytest\nfrom solution import add\ndef test_add(): assert add(1, 2) == 3\n"
     "if __name__ == '__main__':\n    pytest.main()",
-    "a class of tests with its setup": "from solution import add\nclass TestAdd:\n"
-    "    def setup_method(self): self.one = 1\n    def test_add(self): assert add(self.one, 2) == 3",
     "unittest": "import unittest\nfrom solution import add, Negative\nclass Add(unittest.TestCase):\n"
     "    def setUp(self): self.one = 1\n    def test_add(self): self.assertEqual(add(self.one, 2), 3)\n"
     "    def test_many(self):\n        for n in range(3):\n            with self.subTest(n=n):\n"
@@ -103,8 +97,6 @@ RIGHT = {
     "an error of the program": "import pytest\nfrom solution import add, Negative\ndef test_errors():\n"
     "    with pytest.raises(Negative, match='a is negative: -1'): add(-1, 2)\n"
     "    with pytest.raises(ValueError, match='negative'): add(-1, 2)",
-    "an ancestor of an error of the program": "import pytest\nfrom solution import add\ndef test_errors():\n"
-    "    with pytest.raises(ValueError): add(-1, 2)",
     "an error of a library": "import json, pytest\nfrom solution import parse\ndef test_errors():\n"
     "    with pytest.raises(json.JSONDecodeError): parse('{')",
     "the end of the program": "import pytest\nfrom solution import leave\ndef test_errors():\n"
@@ -115,7 +107,6 @@ RIGHT = {
     "operators of a class": "from solution import Vector\ndef test_vector():\n    v = Vector(1, 2) + Vector(3, 4)\n"
     "    assert v == Vector(4, 6) and v != Vector(1, 2) and len(v) == 2 and v[1] == 6 and list(v) == [4, 6]\n"
     "    assert 4 in v and 5 not in v and str(v) == 'Vector(4, 6)' and isinstance(v, Vector)",
-    "an enumeration": "from solution import Color, color\ndef test_color(): assert color(1) == Color.RED != color(2)",
     "a linked list": "from solution import Node, turn\ndef test_turn():\n    node = turn(Node(1, Node(2)))\n"
     "    seen = []\n    while node:\n        seen.append(node.value)\n        node = node.next\n"
     "    assert seen == [2, 1]",
@@ -141,7 +132,6 @@ def test_a_row_in_the_form_of_kodcode_is_judged_and_its_solution_passes(judge, m
     ("tests", "runner", "imports"),
     [
         (RIGHT["a function"], "functions", ()),
-        (RIGHT["unittest"], "functions", ()),
         (RIGHT["pytest imported and not used"], "functions", ()),
         (RIGHT["approx"], "pytest", ("pytest",)),
         (
@@ -190,7 +180,6 @@ def test_a_package_that_tests_need_and_the_sandbox_lacks_is_one_line_at_the_star
             {"packages": ["nosuchpackage"]},
             r"scoring.sandbox.packages: programs cannot import nosuchpackage .*ModuleNotFound",
         ),
-        ({"packages": ["nosuchpackage"], "mode": "unsafe"}, "programs cannot import nosuchpackage"),
         ({"python": "/nope/python"}, r"scoring.sandbox.python: '/nope/python' does not run as Python \(No such file"),
         ({"python": "/bin/cat"}, r"scoring.sandbox.python: '/bin/cat' does not run as Python \(it gave no version\)"),
     ],

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-import runs
 import torch
 from tiny_models import tiny_model
 
@@ -153,11 +152,3 @@ def test_the_end_of_a_run_waits_for_what_is_written(tmp_path):
     saves[0].set_exception(OSError(errno.ENOSPC, "full"))  # reported by whatever ended the run
     thread.join(60.0)
     assert not thread.is_alive()
-
-
-@pytest.mark.slow
-def test_a_run_with_slow_disks_has_the_same_bits(lab_model, tmp_path):
-    words = ["--steps", "12", "--checkpoint.keep", "9"]
-    runs.train(lab_model, tmp_path / "a", *words)
-    runs.train(lab_model, tmp_path / "b", *words, "--checkpoint.every", "1")
-    assert runs.outcome(tmp_path / "a") == runs.outcome(tmp_path / "b")

@@ -78,22 +78,14 @@ def test_the_batch_of_an_update_is_the_example_of_its_documentation():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"tokens_BT": torch.zeros(4, 6, dtype=torch.long)},
         {"behavior_BT": torch.zeros(4)},
         {"context_BT": torch.zeros(3, 5)},
-        {"length_B": torch.zeros(5)},
-        {"prompt_length_B": torch.zeros(4, 1)},
         {"prompt_B": torch.zeros(2)},
-        {"rewards_PG": torch.zeros(4)},
         {"rewards_PG": torch.zeros(2, 3)},
-        {"passed_PG": torch.zeros(4, 1)},
         {"experts_BTLK": torch.zeros(4, 6, 2, 2)},
-        {"experts_BTLK": torch.zeros(4, 5, 2)},
         {"nucleus": (torch.zeros(3), torch.zeros(2))},
         {"advantages_B": torch.zeros(2, 2)},
-        {"trained_BT": torch.zeros(4, 5)},
         {"trained_BT": torch.zeros(4, 6, dtype=torch.bool)},
-        {"weights_BT": torch.zeros(5, 4)},
     ],
     ids=lambda wrong: "-".join(f"{name}-{getattr(value, 'shape', '')}" for name, value in wrong.items()),
 )
@@ -216,7 +208,7 @@ def test_truncated_rollouts_that_are_trained_are_no_cause():
     assert why_untrained(batch, usable) == "no prompt had any variance in its rewards"
 
 
-@pytest.mark.parametrize(("step", "skipped", "ends"), [(2, 2, False), (3, 3, True), (3, 2, False), (4, 4, False)])
+@pytest.mark.parametrize(("step", "skipped", "ends"), [(3, 3, True), (3, 2, False), (4, 4, False)])
 def test_a_run_whose_first_three_updates_train_nothing_ends_with_the_cure(step, skipped, ends):
     run = SimpleNamespace(progress=Progress(step=step, skipped_steps=skipped), config=LAB)
     if not ends:

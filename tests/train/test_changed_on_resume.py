@@ -41,7 +41,7 @@ def test_options_that_do_not_affect_completed_steps_are_accepted(run):
     assert changed == replace(LAB, steps=7, checkpoint=replace(LAB.checkpoint, every=3), stop_when=())
 
 
-@pytest.mark.parametrize("words", [["--recipe.loss", "gspo"], ["--seed", "3"], ["--recipe.optimizer.eps", "1e-8"]])
+@pytest.mark.parametrize("words", [["--recipe.loss", "gspo"], ["--recipe.optimizer.eps", "1e-8"]])
 def test_an_option_that_would_make_a_different_run_is_refused(run, words):
     with pytest.raises(ConfigError, match="allowed: --steps"):
         continued_config(run, LAB, words, None, None)
@@ -50,7 +50,6 @@ def test_an_option_that_would_make_a_different_run_is_refused(run, words):
 @pytest.mark.parametrize(
     ("words", "changed"),
     [
-        (["--recipe.loss.max_ratio", "4"], "got recipe.loss.max_ratio = 4.0 (was 5.0) in an option"),
         (["--recipe.length.thinking_tokens", "[40, 60]"], "recipe.length.thinking_tokens = [40, 60] (was [50, 60])"),
         (
             ["--seed", "3", "--data.share", "1", "--data.label_noise", "0.2"],

@@ -19,14 +19,6 @@ def two_engines(lab_model, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_equal_commands_give_equal_bits_with_the_default_lag(lab_model, tmp_path):
-    words = runs.SMALL
-    for name in ("one", "two"):
-        runs.finish("train", "--model", str(lab_model), "--run-dir", str(tmp_path / name), *words)
-    assert runs.outcome(tmp_path / "one") == runs.outcome(tmp_path / "two")
-
-
-@pytest.mark.slow
 def test_two_engines_give_equal_bits_on_a_busy_machine(two_engines, lab_model, tmp_path):
     runs.train(lab_model, tmp_path / "again", *TWO, "--hardware.trainer_threads", "1")
     assert runs.outcome(tmp_path / "again") == runs.outcome(two_engines)

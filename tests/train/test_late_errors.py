@@ -30,10 +30,8 @@ def started(model, path, *words):
 
 
 LATE = [
-    "check_functions", "model_path_of", "load_tokenizer", "load_prompts", "policy_spec", "check_vocabulary",
-    "resolve", "check_length", "check_sampled", "check_rewards", "reference_notes",
-    "generator_spec", "stop_tokens", "sent_weights", "_learner", "make_curriculum", "Pipeline", "devices_held",
-    "RunCompute", "Records", "CheckpointStore", "Run", "Followers",
+    "check_functions", "model_path_of", "load_prompts", "resolve", "check_rewards", "generator_spec", "_learner",
+    "make_curriculum", "RunCompute", "CheckpointStore", "Run", "Followers",
 ]  # fmt: skip
 
 

@@ -248,10 +248,9 @@ def test_bf16_ranks_compute_with_the_bf16_weights_that_the_engines_get(benches, 
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
-@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.slow
-def test_a_nonfinite_value_on_one_rank_raises_on_all_and_keeps_the_weights(benches, ranks, poison):
-    group, single, given = benches.group(ranks), benches.single(), batch()
+def test_a_nonfinite_value_on_one_rank_raises_on_all_and_keeps_the_weights(benches, poison):
+    group, single, given = benches.group(2), benches.single(), batch()
     before = benches.weights(group)
     if poison == "loss":
         bad = change(given, advantages_B=torch.where(torch.arange(7) == 6, math.nan, given.advantages_B))
@@ -345,7 +344,7 @@ def test_weights_that_ranks_send_to_vllm_equal_the_exported_checkpoint(benches, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
 def test_the_export_is_an_ordinary_model_with_the_learners_weights(benches, model, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -417,19 +416,6 @@ def moved(benches, model, path, steps):
         (path / str(number)).mkdir()
         learner.save(path / str(number))
     return learner, steps * len(order)
-
-
-@pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
-@pytest.mark.slow
-def test_one_process_and_ranks_continue_each_others_checkpoints(benches, model, tmp_path):
-    found, updates = moved(benches, model, tmp_path, steps=2)
-    alone = benches.single(model)
-    for step in range(updates):
-        alone.step(batch(seed=step))
-    close(benches.weights(found), benches.weights(alone), atol=1e-5)
-    found.step(batch(seed=77))
-    alone.step(batch(seed=77))
-    close(benches.weights(found), benches.weights(alone), atol=1e-5)
 
 
 def state(path):

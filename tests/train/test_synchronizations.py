@@ -83,16 +83,6 @@ def test_an_update_waits_at_most_4_times_for_any_number_of_micro_batches(learner
     assert len(waits.reads) == 2  # the sums over tokens, and the gradient's norm
 
 
-def test_the_count_sees_boolean_indexing_and_single_values():
-    with Waits() as waits:
-        float(torch.zeros((), device="meta"))
-        torch.zeros(3, device="meta").tolist()
-        torch.zeros(3, device="meta").cpu()
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            torch.zeros(3, device="meta")[torch.zeros(3, dtype=torch.bool, device="meta")]
-    assert len(waits.reads) == 3
-
-
 def test_a_batch_without_trained_tokens_does_not_wait(learner):
     batch = grouped_batch()
     nothing = replace(batch, trained_BT=torch.zeros_like(batch.trained_BT), weights_BT=0 * batch.weights_BT)

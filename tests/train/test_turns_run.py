@@ -94,21 +94,6 @@ def test_rollouts_without_a_reward_enter_no_pass_rate(start, tmp_path):
     assert all(row["pass_rate"] is None or 0 <= row["pass_rate"] <= 1 for row in metrics)  # None: all rollouts failed
 
 
-@pytest.mark.slow
-def test_counts_of_failures_continue_at_a_resume(start, tmp_path):
-    words = ["--data.params", "{fails = 2}", "--recipe.generations_per_prompt", "2", "--evaluation.prompts", "8"]
-    words += ["--evaluation.every", "2", "--checkpoint.every", "2"]
-    for name, steps in (("whole", "4"), ("parts", "2")):
-        text, _ = (process := start(tmp_path / name, *words, "--steps", steps)).communicate(timeout=300)
-        assert process.returncode == 0, text
-    text, _ = (process := runs.start(["resume", str(tmp_path / "parts"), "--trust", "--steps", "4"])).communicate()
-    assert process.returncode == 0, text
-    whole, parts = (
-        [row["reward_failures"] for row in runs.rows(tmp_path / name, "metrics.jsonl")] for name in ("whole", "parts")
-    )
-    assert len(whole) == 4 and 0 < whole[1] < whole[-1] and parts == whole
-
-
 SHORT = [
     "--steps", "2", "--recipe.prompts_per_step", "2", "--recipe.generations_per_prompt", "4",
     "--recipe.length.kind", "none", "--recipe.length.max_tokens", "4", "--evaluation.prompts", "4",

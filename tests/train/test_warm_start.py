@@ -102,8 +102,9 @@ def pipe(path):
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-@pytest.mark.parametrize("damage", [cut_off, flip, pipe])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("model.safetensors", flip), ("tokenizer.json", cut_off), ("config.json", pipe)]
+)
 def test_a_cached_warm_start_that_was_damaged_is_trained_again_and_the_run_says_so(name, damage, kept, tmp_path):
     whole, notes = (kept / name).read_bytes(), []
     damage(kept / name)
