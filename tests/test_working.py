@@ -3,13 +3,11 @@
 import io
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import runs
@@ -21,8 +19,6 @@ from scalerl.core import stop_signals, working
 from scalerl.core.working import CLEAR, Working, elapsed_text
 from scalerl.training.config import LAB
 from scalerl.training.loop.display import RunDisplay
-
-ROOT = Path(__file__).parents[1]
 
 
 class Clock:
@@ -115,16 +111,6 @@ def test_a_run_in_a_log_prints_its_phase_and_its_step_after_every_silence(clock)
     assert lines == ["starting, 30 s", "evaluating, 30 s", "step 2/240, 30 s"]
 
 
-def test_the_live_table_of_a_run_says_what_is_done_before_the_first_step(clock):
-    console = Console(file=io.StringIO(), width=140, force_terminal=True)
-    shown = RunDisplay(LAB, console)
-    shown.start()
-    runs.wait_for(lambda: "starting, 0 s" in console.file.getvalue())
-    shown.phase("evaluating")
-    runs.wait_for(lambda: "evaluating, 0 s" in console.file.getvalue())
-    shown.stop()
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_command_shows_that_it_works(terminal, tmp_path):
     """`scalerl recipes`, which waits for the line, with standard error as a terminal or a pipe."""
@@ -145,24 +131,6 @@ def test_a_command_shows_that_it_works(terminal, tmp_path):
     os.close(ours)
     assert done.returncode == 0 and done.stdout == b"result\n"
     assert "scalerl recipes, 0 s" in shown and (CLEAR in shown) == terminal
-
-
-@pytest.mark.slow
-def test_an_evaluation_shows_its_phases_and_counts(lab_model, tmp_path):
-    rows = "".join(f'{{"prompt": "{a}+{b}=<think>", "answer": "{(a + b) % 10}"}}\n' for a in range(9) for b in range(9))
-    (tmp_path / "sums.jsonl").write_text(rows)
-    code = (
-        "import sys\n"
-        "from scalerl.core import working\n"
-        "from scalerl.cli import main\n"
-        "working.EVERY_S, working.REDRAW_S = 0.01, 0.01\n"
-        f"sys.exit(main(['eval', {str(lab_model)!r}, '--suite', 'sums.jsonl', '--task', 'arithmetic', "
-        "'--samples', '4', '--max-tokens', '40', '--slots', '16', '--json']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("{"), done.stderr
-    for text in ("loading torch, ", f"loading {lab_model}, ", "sums: sampling, ", " of 324, "):
-        assert text in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- Ctrl-C
@@ -187,7 +155,7 @@ print('stopped', bool(flag.signal), flush=True)
 PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_is_acknowledged_at_once_inside_a_c_function(number):
     code = BUSY.format(asked="flag()")
     with subprocess.Popen([sys.executable, "-c", code], **PIPES, text=True) as process:
@@ -256,22 +224,3 @@ def test_an_interrupted_evaluation_says_which_suites_are_finished(lab_model, tmp
 
 
 # --------------------------------------------------------------------------------------------------------- make train
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("code", "seconds"), [(0, 2.5), (3, 1.5)])
-def test_the_installation_of_make_train_shows_that_it_works_and_fails_if_pip_does(code, seconds, tmp_path):
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "venv/bin").mkdir(parents=True)
-    for name, text in (("python", f'echo "pip: $*"; sleep {seconds}; exit {code}'), ("scalerl", 'echo "ran $*"')):
-        file = tmp_path / "venv/bin" / name
-        file.write_text(f"#!/bin/sh\n{text}\n")
-        file.chmod(0o755)
-    began = time.monotonic()
-    words = ["make", "train", "VENV=venv", "LIFE=1", f"PYTHON={sys.executable}"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert time.monotonic() - began < seconds + 5  # nothing keeps the pipe open
-    assert "installing scalerl and the packages" in done.stdout and "still installing, 1 s" in done.stdout
-    installed = (tmp_path / "venv/installed-train").exists()
-    assert (done.returncode == 0) == (code == 0) == ("ran train" in done.stdout) == installed

@@ -8,7 +8,6 @@ import pytest
 from commands import call
 from doc_pages import ROOT, blocks
 
-from scalerl.cli.main import COMMANDS
 from scalerl.cli.new import changed_values, checkpoint_interval
 from scalerl.core.machine import Memory
 from scalerl.reading.curves import Evaluations
@@ -109,24 +108,6 @@ def test_a_plan_and_a_dry_run_say_what_the_curve_will_tell(capsys):
     found = json.loads(call(capsys, "plan", *speeds, "--json")[1])["curve"]
     assert found["identified"] == lab.identified and found["share"] == pytest.approx(31 * 1024 / (240 * 256))
     assert json.loads(call(capsys, "plan", *speeds, "--steps", "16", "--json")[1])["curve"] is None
-
-
-@pytest.mark.slow
-def test_a_dry_run_counts_the_held_out_prompts_of_the_file(lab_model, tmp_path, capsys):
-    rows = [{"prompt": f"{i}+{j}=<think>", "answer": f"{(i + j) % 10}"} for i in range(10) for j in range(10)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["train", "--model", lab_model, "--data", tmp_path / "p.jsonl", "--dry-run", "--device", "cpu"]
-    code, out, error = call(capsys, *words, "--recipe.length.kind", "none", "--recipe.length.max_tokens", "40")
-    # a fifth of 100 prompts
-    assert code == 0 and "\n# curve: 6 evaluations of 20 prompts x 1 identify" in out, (out, error)
-
-
-def test_every_command_of_the_page_exists():
-    lines = [line.split() for block in blocks("docs/cluster.md", "bash") for line in block.splitlines()]
-    verbs = {words[1] for words in lines if words[0] == "scalerl"}
-    assert verbs == {"new", "doctor", "plan", "train"} and verbs <= set(COMMANDS)
-    assert (ROOT / "examples/slurm.sh").exists()
-    assert [words[0] for words in lines if words[0] != "scalerl"] == ["sbatch", "ray"]
 
 
 def test_the_prompts_of_a_file_that_is_here_decide_how_often_is_evaluated(capsys, tmp_path):

@@ -8,7 +8,6 @@ from commands import call
 
 from scalerl.training.config import PRESETS, read_config
 from scalerl.training.loop.planned import DEMONSTRATIONS, demonstration, laptop_seconds, pool_of
-from scalerl.training.loop.warm_start import warm_start_directory
 from scalerl.training.models.sizes import sizes_of
 from scalerl.training.placement.sizes import UNREAD, PromptCounts, RunSizes, derived_sizes
 
@@ -88,22 +87,6 @@ def test_a_dry_run_is_a_screen_with_what_was_decided_and_all_prints_every_field(
     assert code == 0 and len(full.splitlines()) > 150 and "drawn 5.0 times\n" in full
     code, _, error = call(capsys, "train", *words("small-model"), "--all")
     assert code == 2 and "add --dry-run" in error
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("place")
-def test_the_dry_run_of_a_study_ends_with_its_hours(capsys, tmp_path, monkeypatch):
-    code, out, _ = call(capsys, "study", "loo", "--dry-run", "--seeds", "2", "--only", "fp32", *words("small-model"))
-    assert code == 0 and "a run, " in out.splitlines()[-1] and "for 4 runs" in out.splitlines()[-1]
-
-    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))  # an empty one: the lab lacks its warm start
-    lab = ["study", "loo", "--dry-run", "--seeds", "1", "--only", "fp32"]
-    _, out, _ = call(capsys, *lab)
-    assert "for 2 runs, after warm starts of about" in out.splitlines()[-1]
-    config = read_config(None, ["--preset", "quick"])
-    warm_start_directory(config.model, config.data).mkdir(parents=True)
-    _, out, _ = call(capsys, *lab)
-    assert "warm starts" not in out.splitlines()[-1]
 
 
 def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():

@@ -25,8 +25,6 @@ ray = pytest.importorskip("ray", reason="needs Ray")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-VISIBLE = lambda actor: os.environ["CUDA_VISIBLE_DEVICES"]  # noqa: E731 (Ray pickles a lambda by value)
-
 ON_RAY = replace(
     BASE,
     hardware=Hardware(trainer_threads=1, generator_threads=1),
@@ -99,18 +97,3 @@ def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkey
         ranks.close()
         for pair in pairs:
             pair[0]._restarter._future.result().stop()
-
-
-@pytest.mark.slow
-def test_an_actor_without_gpus_sees_none(cluster):
-    class Plain:
-        pass
-
-    actor = ray.remote(num_cpus=0)(Plain).remote()
-    assert ray.get(actor.__ray_call__.remote(VISIBLE)) == ""
-
-
-@pytest.mark.slow
-def test_too_few_gpus_of_the_cluster_are_an_error_before_the_run(cluster):
-    with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no host has 2 left"):
-        place_processes(replace(ON_RAY, placement=replace(ON_RAY.placement, generators=4)))

@@ -84,19 +84,6 @@ def test_servers_on_ray_share_a_directory_of_weights_and_leave_nothing_behind(mo
 
 
 @pytest.mark.slow
-def test_on_ray_an_actor_with_a_server_of_its_own_evaluates_beside_training(model, tmp_path):
-    pytest.importorskip("ray", reason="needs Ray")
-    path, before = tmp_path / "run", files()
-    words = ["--placement.backend", "ray", "--placement.ray_address", "local", "--rollouts.weights", "directory"]
-    words += ["--evaluation.overlap", "true", "--steps", "6", "--run-dir", str(path)]
-    runs.finish("train", "--model", str(model), *WORDS, *words, **CPU)
-    assert [point["step"] for point in runs.rows(path, "points.jsonl")] == [0, 6]
-    assert "Started server process" in (path / "vllm_evaluations.log").read_text()
-    assert metrics(path)[0]["log_ratio_fresh"] < 5e-5  # the first batch is on policy
-    assert not servers(model) and files() <= before
-
-
-@pytest.mark.slow
 def test_a_server_of_its_own_evaluates_beside_training_and_is_replaced_with_its_process(model, tmp_path):
     path, before = tmp_path / "run", files()
     words = ["--evaluation.overlap", "true", "--steps", "18", "--run-dir", str(path)]

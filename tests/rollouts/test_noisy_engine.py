@@ -25,16 +25,6 @@ def noisy_engine(benchmark):
     return benchmark("noisy_engine")
 
 
-def test_rounding_keeps_bits_after_the_leading_one_and_noise_is_a_share_of_the_root_mean_square(noisy_engine):
-    rounded, shifted = noisy_engine.rounded, noisy_engine.shifted
-    weight = torch.tensor([1.0, 1.25, 1.5625, -1.8125, 0.3125])
-    assert rounded(weight, 1).tolist() == [1.0, 1.0, 1.5, -2.0, 0.25]  # ties go to the even side
-    assert torch.equal(rounded(weight, 23), weight)
-    matrix = torch.full((200, 200), 4.0)
-    error = shifted(matrix, 0.5, 1) - matrix
-    assert abs(error.std() - 2.0) < 0.03 and torch.equal(shifted(matrix, 0.5, 1) - matrix, error)
-
-
 def test_training_engines_sample_with_noise_at_every_version_and_evaluations_are_exact():
     torch.manual_seed(0)
     policies = {version: Policy(tiny_model("qwen3")) for version in (0, 1)}
@@ -82,20 +72,3 @@ def test_replay_removes_the_whole_mismatch_of_an_engine_that_chooses_other_exper
         errors[replay] = (logp_N - batch.behavior_BT[batch.sampled_BT]).abs()
         assert 0.1 < routing_of(policy).differs_NL().float().mean() < 0.9
     assert len(logp_N) == 80 and errors[True].max() < 1e-5 < 1e-2 < errors[False].mean()
-
-
-def test_training_engines_sample_from_the_coarse_head_and_evaluations_from_the_exact_one():
-    torch.manual_seed(0)
-    policy = Policy(tiny_model("qwen3"))
-    with torch.no_grad():
-        policy.head_weight.mul_(4)  # logits of a random model are near 0, to which all would be rounded
-    parts = EngineParts(
-        load_policy=lambda: Policy(tiny_model("qwen3")), model_path="m", slots=4, prompt_tokens=4,
-        rule=LengthRule(None, NEVER, 20), sampling=Sampling(), receive=lambda version: dict(policy.weights()),
-    )  # fmt: skip
-    training, evaluating = engine_pair(Custom(function=NOISY, params={"logits": 1.0}), parts)
-    training.swap(1)
-    for engine, low, high in ((evaluating, 0.0, 1e-4), (training, 1e-2, 0.5)):
-        engine.submit([Request((0, 0), (3, 5), 7)])
-        (done,) = [done for _ in range(20) for done in step(engine)]
-        assert low <= largest_difference({1: policy}, [((3, 5), done.rollout)]).mean < high

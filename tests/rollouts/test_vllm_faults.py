@@ -55,10 +55,8 @@ def test_every_token_has_the_experts_of_the_token_before_it_and_those_of_a_broke
     ("text", "message"),
     [
         (None, "does not return"),
-        ("!", "is no array"),
         ("AAAA", "is no array"),
         (npy(np.zeros((4, 3, 2), np.uint8)), r"shape \(4, 3, 2\).*5 tokens, 3 layers and 2 active"),
-        (npy(np.full((5, 3, 2), np.nan)), "type float64"),
         (npy(np.full((5, 3, 2), -1)), "experts -1 to -1; the model has 0 to 7"),
     ],
 )
@@ -91,7 +89,7 @@ def test_under_top_p_every_token_has_the_set_that_it_was_sampled_from_across_bro
             before = token
 
 
-@pytest.mark.parametrize("fault", ["refuse", "drop", "half", "error"])
+@pytest.mark.parametrize("fault", ["refuse", "half", "error"])
 def test_a_broken_request_is_resumed_with_its_tokens(make, server, fault):
     server.delay_s = 0.002
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling(), slots=(4, 4))
@@ -197,19 +195,9 @@ def test_a_failed_pause_is_retried_but_a_failed_load_is_not(make, server):
             engine.poll(0.05)
 
 
-def test_a_server_that_reports_another_version_ends_the_engine(make, server):
-    engine, _ = make()
-    server.label, server.faults["wrong_label"] = "4", 1
-    engine.swap(3)
-    with pytest.raises(EngineDied, match="reports version 4"):
-        while True:
-            engine.poll(0.05)
-
-
 FAILED = {
     "the load fails": lambda engine, server: server.faults.__setitem__("no_load", 1),
     "the server reports another version": lambda engine, server: server.faults.__setitem__("wrong_label", 1),
-    "the server does not pause": lambda engine, server: server.faults.__setitem__("no_pause", 1 << 30),
     "the engine is closed": lambda engine, server: setattr(server, "load_s", 1.0),
 }
 
@@ -222,7 +210,7 @@ def test_a_swap_that_fails_leaves_no_file_behind(how, make, server, files):
     server.load_s = 0.3
     FAILED[how](engine, server)
     engine.swap(2)
-    wait_for(lambda: server.calls.count("/start_weight_update") == 2 or "pause" in how)
+    wait_for(lambda: server.calls.count("/start_weight_update") == 2)
     with contextlib.suppress(EngineDied):
         engine.swap(3)  # held while the other one is loaded
         engine.swap(4)
@@ -232,19 +220,6 @@ def test_a_swap_that_fails_leaves_no_file_behind(how, make, server, files):
         with pytest.raises(EngineDied):
             while True:
                 engine.poll(0.05)
-    wait_for(lambda: list(files.path.glob(".serving*")) == [])
-
-
-def test_a_version_requested_of_a_dead_engine_is_not_held(make, server, files):
-    """The server may die between the check of the caller's thread and the request in the client's."""
-    engine, _ = make()
-    server.faults["no_load"] = 1
-    engine.swap(1)
-    with pytest.raises(EngineDied):
-        while True:
-            engine.poll(0.05)
-    engine.client._check = lambda: None
-    engine.swap(2)
     wait_for(lambda: list(files.path.glob(".serving*")) == [])
 
 
