@@ -94,17 +94,6 @@ def test_a_configuration_of_a_page_is_read(page, tmp_path):
     )
 
 
-def test_the_table_of_constants_has_the_value_and_the_meaning_of_each(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import constants
-
-    rows = {(row.module, row.name): row for row in constants.constants()}
-    assert rows["falls", "FALLEN"].value == "0.1" and rows["counts", "LATER_FALL (noisy)"].value == "4 of 51"
-    assert [name for name, row in rows.items() if not row.meaning] == []
-    page = constants.on_page_markdown((ROOT / "docs" / "reference" / "scaling.md").read_text())
-    assert "| `counts` | `NO_CLIMB` | `16 of 32` |" in page
-
-
 def test_the_table_of_time_limits_has_every_limit_with_its_value_and_meaning(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import constants

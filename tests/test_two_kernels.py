@@ -18,7 +18,6 @@ from scalerl.core.types import Rollout
 from scalerl.training.config import RunConfig
 from scalerl.training.config.base import replace
 from scalerl.training.config.recipe import Recipe, Reinforce
-from scalerl.training.engines.local.torch_engine import check_cached_logps
 from scalerl.training.engines.replay import ReplayMismatch, check_current
 from scalerl.training.learner import checks, fsdp
 from scalerl.training.learner.checks import layout_in_use, sampled_tokens
@@ -96,20 +95,6 @@ def test_dropout_in_updates_is_found_in_bf16(policy, monkeypatch):
     monkeypatch.setattr(policy.model.model.norm, "forward", dropped)
     with pytest.raises(ConfigError, match="dropout or router noise"):
         checks.check_update(policy, False, tokens_BT)
-
-
-@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_the_cache_of_an_engine_passes_with_either_kernel(policy, kernel, monkeypatch):
-    plain = policy.hidden
-
-    def hidden(tokens_BT, **inputs):  # the pass without a cache
-        if inputs:
-            return plain(tokens_BT, **inputs)
-        with sdpa_kernel(kernel):
-            return plain(tokens_BT)
-
-    monkeypatch.setattr(policy, "hidden", hidden)
-    check_cached_logps(policy, tokens=12)
 
 
 def rollouts(policy, kernel):

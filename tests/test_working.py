@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import runs
@@ -178,18 +177,6 @@ def test_a_signal_before_there_is_anything_to_save_is_acknowledged_if_the_comman
     assert process.returncode == 130 and "stopped at once by SIGINT" in error
 
 
-def test_a_command_that_ends_at_once_does_not_say_that_it_will():
-    code = "from scalerl.cli import main; import time; from scalerl.cli import recipes\n" + (
-        "recipes.print_recipes = lambda: (print('ready', flush=True), time.sleep(60)); import sys\n"
-        "sys.argv = ['scalerl', 'recipes']; sys.exit(main())"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=30)
-    assert (process.returncode, error) == (130, "scalerl: stopped before the end by SIGINT\n")
-
-
 def test_what_is_kept_depends_on_the_command(handlers, capsys, monkeypatch):
     def interrupted(*_):
         raise stop_signals.Stopped(signal.SIGINT)
@@ -204,23 +191,6 @@ def test_what_is_kept_depends_on_the_command(handlers, capsys, monkeypatch):
     monkeypatch.setattr("scalerl.cli.eval.eval_config", interrupted)
     assert cli.main(["eval", "model"]) == 130
     assert capsys.readouterr().err == "scalerl: stopped before the end by SIGINT; nothing was saved\n"
-
-
-@pytest.mark.slow
-def test_an_interrupted_evaluation_says_which_suites_are_finished(lab_model, tmp_path):
-    for name, count in (("few", 2), ("many", 9)):
-        rows = (f'{{"prompt": "{n}+{m}=<think>", "answer": "1"}}\n' for n in range(count) for m in range(count))
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    words = ["eval", str(lab_model), "--suite", "few.jsonl", "many.jsonl", "--task", "arithmetic", "--samples", "400"]
-    process = subprocess.Popen(
-        [*runs.command(*words), "--max-tokens", "40", "--slots", "4", "-o", "out"], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    runs.wait_for(lambda: (tmp_path / "out/few.jsonl").exists(), 120, "the first suite")
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 130 and "finished suites are in out: few" in error, error
 
 
 # --------------------------------------------------------------------------------------------------------- make train

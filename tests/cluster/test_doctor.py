@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
-from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
 from scalerl.training.config import Hardware, HuggingFaceModel, RunConfig, read_config
 from scalerl.training.engines.vllm.checks import installed_cuda, server_problems
 from scalerl.training.loop import resolve as resolve_module
@@ -62,13 +60,6 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
     assert call(capsys, "doctor") == (code, f"room       {verdict}: a line\n", "")
     findings = json.loads(call(capsys, "doctor", "--json", "--placement.trainer_ranks", "2")[1])
     assert findings["checks"] == [{"check": "room", "verdict": verdict, "text": "a line", "seconds": 0.1}]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU here")
-def test_a_model_that_is_a_pipe_is_an_error_before_any_check(tmp_path, capsys):
-    os.mkfifo(tmp_path / "model")
-    code, out, error = call(capsys, "doctor", "--model", tmp_path / "model")
-    assert (code, out) == (2, "") and "model is a file; give the directory" in error
 
 
 def test_more_ranks_than_a_cpu_can_start_are_an_error(monkeypatch):
@@ -302,26 +293,6 @@ def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(m
     assert [one.verdict for one in (crashed, refused, hung)] == [FAILS] * 3
     assert "was killed by signal 11" in crashed.text and refused.text == "x: got 1; allowed: 2"
     assert "did not answer within 40 s" in hung.text and time.monotonic() - began < 300  # 35 s on a quiet machine
-
-
-class Absent(Probe):
-    """A peer that does not come to the meeting."""
-
-    def meet(self, meetings, limit_s):
-        time.sleep(600)
-
-
-@pytest.mark.slow
-def test_a_peer_that_never_comes_ends_with_the_limit_and_names_the_interface():
-    began = time.monotonic()
-    group = RemoteGroup(
-        LocalRemote(partial(serve, partial(kind, "127.0.0.1"), PASSED), f"host {n} (process {{}})")
-        for n, kind in enumerate((Probe, Absent))
-    )
-    group.answers("start", 60)
-    verdict, text = meeting(group, 20.0, "cpu")
-    assert verdict == FAILS and "GLOO_SOCKET_IFNAME" in text and time.monotonic() - began < 60
-    assert re.search(r"host [01] \(process \d+\) (did not answer within 20 s|failed) during `meet`", text), text
 
 
 def met(*hosts, refused=""):

@@ -249,16 +249,6 @@ def test_a_vllm_server_sends_no_more_than_its_api_process_can():
 KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000", "--updates", "10"]
 
 
-@pytest.mark.usefixtures("prompt_file")
-def test_a_plan_chooses_the_slots_that_fit_as_the_run_would(capsys, no_prospect):
-    """256 slots of the schedule need 99 GB next to a trainer of 44 GB; 64 have room on 80 GB."""
-    words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--device", "cuda"]
-    code, out, _ = call(capsys, "plan", *words, "--updates", "2")
-    assert code == 0 and "chosen: 64 slots" in out and "of 64 slots; idle" in out
-    code, out, _ = call(capsys, "train", "--dry-run", *words, "--placement.gpus", "1")
-    assert code == 0 and "chosen: 64 slots" in out
-
-
 VLLM = ["--placement.engine", "vllm"]
 NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "nccl"]
 

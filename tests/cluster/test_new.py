@@ -74,27 +74,6 @@ def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys
     assert "and a checkpoint every 20 steps (49 s each)" in chosen
 
 
-@pytest.mark.slow
-def test_the_interval_of_evaluations_identifies_the_ceiling_unless_that_costs_a_quarter_of_the_run(capsys):
-    """11 evaluations of 200 prompts x 4 identify no ceiling; 51 cost 51 x 800 of 1,000 x 768 completions, 5.3%."""
-    words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
-    out = call(capsys, *words)[1]
-    assert tomllib.loads(out)["evaluation"]["every"] == 20
-    probability = usual_prospect(Evaluations(51, 200, 4)).identified
-    (line,) = [line for line in out.splitlines() if line.startswith("# curve: ")]
-    assert line.startswith("# curve: 51 evaluations of 200 prompts x 4 identify") and probability >= 0.8
-    assert f"probability {probability:.2f}" in line and "for 5.3% of the completions" in line
-    # the choice of the user stays, with what it can tell and what would tell more
-    chosen = call(capsys, *words, "--evaluation.every", "100")[1]
-    assert "every" not in tomllib.loads(chosen)["evaluation"]
-    few = usual_prospect(Evaluations(11, 200, 4)).identified
-    assert "# curve: 11 evaluations of 200 prompts x 4 identify" in chosen and f"probability {few:.2f} and" in chosen
-    assert f"; 51 evaluations: {probability:.2f}, for 5.3% (scalerl design)" in chosen
-    # 200 updates of 128 completions: 51 evaluations would take 159%
-    small = call(capsys, *words[:2], "Qwen/Qwen3-0.6B", *words[3:-1], "1")[1]
-    assert tomllib.loads(small)["evaluation"]["every"] == 20 and "for 159% (scalerl design)" in small
-
-
 def test_a_plan_and_a_dry_run_say_what_the_curve_will_tell(capsys):
     code, out, _ = call(capsys, "train", "--dry-run")
     lab = usual_prospect(Evaluations(31, 512, 2))  # 240 steps, evaluated every 8

@@ -74,21 +74,6 @@ def test_draws_of_each_prompt_are_said_with_a_caution_above_twenty():
     assert "evaluation every 20 steps: 12 held-out prompts x 1 samples" in lines
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("place")
-def test_a_dry_run_is_a_screen_with_what_was_decided_and_all_prints_every_field(capsys):
-    code, out, _ = call(capsys, "train", *words("small-model", "--steps", "300"), "--dry-run")
-    shown = out.splitlines()
-    assert code == 0 and len(shown) < 40 and shown[0] == 'preset = "laptop"' and "steps = 300" in shown
-    # 300 steps of 8 prompts over 48
-    assert "# prompts: each of 48 training prompts is drawn 50.0 times. Caution: more than 20 times" in out
-    assert "# evaluation every 20 steps: 12 held-out prompts x 1 samples" in shown
-    code, full, _ = call(capsys, "train", *words("small-model", "--steps", "30"), "--dry-run", "--all")
-    assert code == 0 and len(full.splitlines()) > 150 and "drawn 5.0 times\n" in full
-    code, _, error = call(capsys, "train", *words("small-model"), "--all")
-    assert code == 2 and "add --dry-run" in error
-
-
 def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():
     words = ["--rollouts.expected_tokens", "20", "--device", "cuda", "--rollouts.slots"]
     length = "given: a mean length of 20 tokens"

@@ -184,21 +184,6 @@ def test_calls_of_tools_are_read_from_the_text_and_their_tokens_stay():
     assert "look_up" in text(engine, rollout.prompt) and rollout.outcome.calls == 1 and rollout.others == ()
 
 
-def test_calls_of_every_form_become_tool_calls_with_the_types_of_the_request():
-    number = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
-        "left": {"type": "integer"}, "note": {"type": "string"}}}}}  # fmt: skip
-    said = "I add.\n<tool_call>\n<function=add>\n<parameter=left>\n7\n</parameter>\n<parameter=note>\n8\n</parameter>\n"
-
-    def run(url, key, row):
-        message = chat(url, key, [user("7?")], tools=[number])
-        (made,) = message["tool_calls"]
-        assert made["function"]["name"] == "add" and message["content"] == "I add."
-        assert json.loads(made["function"]["arguments"]) == {"left": 7, "note": "8"}
-        return 1.0
-
-    assert rollout_of(lambda prompt: f"{said}</function>\n</tool_call>", run)[0].outcome.problem == ""
-
-
 PLAIN = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -369,12 +354,6 @@ def test_usual_parameters_of_clients_are_taken():
 
     rollout, engine = rollout_of(shout, run)
     assert "<|im_start|>system\nd<|im_end|>" in text(engine, rollout.prompt)
-
-
-def test_a_program_that_never_calls_has_no_score():
-    rollout, _ = rollout_of(shout, lambda url, key, row: 1.0)
-    assert "never called" in rollout.outcome.problem and rollout.outcome.score == 0.0
-    assert len(rollout) == 1 and not rollout.sampled.any()
 
 
 def test_a_call_after_the_end_is_refused_and_counted():

@@ -135,16 +135,6 @@ class TestServer:
             print(version, difference)
             assert difference.mean < 1e-5
 
-    def test_an_adapter_for_a_layer_that_the_model_lacks_is_an_error(self, started, engine):
-        _, versions, channel = started
-        wait_for(lambda: engine.version == 0, PATIENCE)
-        names = [(name.replace("layers.1.", "layers.9."), weight) for name, weight in versions[1].adapters()]
-        channel.send(3, names)
-        engine.swap(3)
-        with pytest.raises(EngineDied, match=r"which this model lacks"):
-            while True:
-                engine.poll(0.05)
-
 
 # --------------------------------------------------------------------------------------------------------- a fake one
 

@@ -136,17 +136,6 @@ def test_tokens_of_a_broken_request_never_get_a_newer_version(make, server):
             before = token
 
 
-def test_a_sequence_may_break_often_if_it_gets_tokens_in_between(make, server):
-    """Every stream is cut after two chunks, of 1 and 3 tokens: 60 tokens need 14 further requests."""
-    engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling())
-    server.faults["drop"] = 1 << 30
-    sent = requests(3)
-    engine.submit(sent)
-    finished = drain(engine)
-    agree(finished, prompts_of(sent))
-    assert [len(done.rollout) for done in finished] == [60, 60, 60] and engine.client.retried == 3 * 14
-
-
 def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(make, server):
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling())
     server.faults["refuse"] = 1 << 30
@@ -171,15 +160,6 @@ def test_an_invalid_answer_is_not_retried(make, server, fault, message):
     with pytest.raises(EngineDied, match=message):
         drain(engine)
     assert engine.client.retried == 0
-
-
-def test_a_sampling_mask_of_another_length_ends_the_engine(make, server):
-    server.masks = True
-    engine, _ = make(sampling=Sampling(top_p=0.9), needs=dataclasses.replace(NEEDS, nucleus=True))
-    server.faults["lost_mask"] = 1
-    engine.submit(requests(1))
-    with pytest.raises(EngineDied, match="it sent 1 tokens, but 0 sampling masks"):
-        drain(engine)
 
 
 def test_a_failed_pause_is_retried_but_a_failed_load_is_not(make, server):
