@@ -1,7 +1,6 @@
 """What a run finds before it starts: prompts of files, and the default for a user's model without a GPU."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from commands import call
@@ -9,7 +8,7 @@ from commands import call
 from scalerl.training.config import PRESETS, read_config
 from scalerl.training.loop.planned import DEMONSTRATIONS, demonstration, laptop_seconds, pool_of
 from scalerl.training.models.sizes import sizes_of
-from scalerl.training.placement.sizes import UNREAD, PromptCounts, RunSizes, derived_sizes
+from scalerl.training.placement.sizes import PromptCounts, derived_sizes
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
@@ -72,17 +71,6 @@ def test_draws_of_each_prompt_are_said_with_a_caution_above_twenty():
     assert few == "prompts: each of 48 training prompts is drawn 20.0 times"  # 120 steps of 8
     assert "is drawn 20.2 times. Caution: more than 20 times" in many
     assert "evaluation every 20 steps: 12 held-out prompts x 1 samples" in lines
-
-
-def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():
-    words = ["--rollouts.expected_tokens", "20", "--device", "cuda", "--rollouts.slots"]
-    length = "given: a mean length of 20 tokens"
-    run = replace(RunSizes.of(read_config(None, [*words, "auto"]), UNREAD), slots=64)
-    assert run.sources() == f"chosen: 64 slots, micro-batches of 16,384 tokens; {length}; assumed: the longest prompt"
-    saved = RunSizes.of(read_config(None, [*words, "64"]), UNREAD, longest_prompt=12)
-    assert saved.sources(saved=True) == (
-        f"saved: 64 slots, micro-batches of 16,384 tokens; {length}; measured: prompts of at most 12 tokens"
-    )
 
 
 FEW = """class Few:

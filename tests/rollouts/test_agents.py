@@ -1,7 +1,6 @@
 """Rollouts of programs over the endpoint: tokens as they were sampled, forks, sub-agents, tools, and bad requests."""
 
 import json
-import queue
 import socket
 import threading
 import urllib.request
@@ -372,28 +371,6 @@ def test_a_call_after_the_end_is_refused_and_counted():
     submit(engine)
     rollout = finish(engine)[0]
     assert rollout.outcome.metrics["late_calls"] == 1 and rollout.outcome.turns == 1
-
-
-def test_a_call_with_the_key_of_another_rollout_counts_as_a_call_of_that_one():
-    """Nothing is trained twice: the rollout whose program borrowed the key has no turns, and so no score."""
-    keys, called = queue.Queue(), threading.Event()
-
-    def run(url, key, row):
-        if row["borrows"]:
-            chat(url, keys.get(timeout=20), [user("borrowed")])
-            called.set()
-        else:
-            chat(url, key, [user("own")])
-            keys.put(key)
-            assert called.wait(20)
-        return 1.0
-
-    engine = engine_of(shout, run)
-    for number, borrows in enumerate((False, True)):
-        submit(engine, row={"borrows": borrows}, first=number)
-    owner, borrower = (rollout for _, rollout in sorted(finish(engine).items()))
-    assert owner.outcome.score == 1.0 and owner.outcome.turns == 2 and owner.outcome.metrics["conversations"] == 2
-    assert "never called" in borrower.outcome.problem and not borrower.sampled.any()
 
 
 def test_a_closed_connection_takes_its_turn_back():

@@ -212,43 +212,32 @@ def test_a_transfer_into_servers_that_hang_ends_after_a_stop(monkeypatch):
     assert time.monotonic() - began > 0.7
 
 
-@pytest.mark.parametrize("when", ["evaluation", "training", "commit"])
-def test_a_run_whose_generator_does_not_answer_ends_with_its_last_checkpoint(when, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("when", "raised", "after"),
+    [
+        ("training", NoAnswer, ["evaluation", "training"]),
+        ("commit", NoAnswer, ["evaluation", "training", "commit"]),
+        ("evaluation", Interrupted, ["evaluation", "commit", "write", "commit"]),
+    ],
+)
+def test_a_stopped_run_ends_with_its_last_checkpoint_or_a_new_one(when, raised, after, tmp_path, monkeypatch):
+    """Without an answer of the generator there is none; in the last evaluation there is one, and no end."""
     calls = []
 
     def at(name):
         def call(*arguments, **options):
             calls.append(name)
             if name == when:
-                raise NoAnswer
+                raise raised
 
         return call
 
     run = stopped_run(tmp_path, at, monkeypatch)
-    lines, finished = run_to_end(run)
-    assert not finished and calls[-1] == when
-    assert lines == [
-        "stopped at step 7, without a checkpoint of it, because the generator or a server does not answer; continue "
-        f"from step 4 with: scalerl resume {tmp_path}"
-    ]
-
-
-def test_a_run_that_is_stopped_in_its_last_evaluation_is_not_finished_but_saved(tmp_path, monkeypatch):
-    calls = []
-
-    def at(name):
-        def call(*arguments, **options):
-            calls.append(name)
-            if name == "evaluation":
-                raise Interrupted
-
-        return call
-
-    run = stopped_run(tmp_path, at, monkeypatch)
-    run.finished = True
-    lines, finished = run_to_end(run)
-    assert lines == [f"stopped at step 7; continue with: scalerl resume {tmp_path}"] and not finished
-    assert calls == ["evaluation", "commit", "write", "commit"]
+    run.finished = when == "evaluation"
+    (line,), finished = run_to_end(run)
+    assert not finished and calls == after
+    told = ", without a checkpoint of it, because" if raised is NoAnswer else "; continue with:"
+    assert line.startswith(f"stopped at step 7{told} ") and line.endswith(f"with: scalerl resume {tmp_path}")
 
 
 def stopped_run(path, at, monkeypatch):

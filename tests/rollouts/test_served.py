@@ -233,16 +233,6 @@ def test_an_engine_that_dies_before_its_first_weights_is_replaced():
     assert len(world.notes) == 2 and world.engine.work.restarts == 2
 
 
-def test_canceled_sequences_are_never_returned():
-    world = World(decode_s=0.002)
-    world.engine.swap(0)
-    world.engine.submit(requests(30))
-    world.engine.cancel({(i, 0) for i in range(0, 30, 2)})
-    finished = wait_for(lambda finished: len(finished) == 15, world.engine)
-    assert sorted(f.id[0] for f in finished) == list(range(1, 30, 2))
-    assert world.engine.poll(0.2) == [] and not world.engine.occupancy().busy
-
-
 def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_under_way(later):
     """An update of the trainer takes longer than a transfer may; then it sends, and the engine does not load."""
     under_way = []

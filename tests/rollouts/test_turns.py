@@ -236,17 +236,6 @@ def test_a_process_computes_replies_at_the_same_time_and_one_that_hangs_or_dies_
     pool._pool.close()
 
 
-def test_a_failing_environment_ends_a_rollout_without_a_score():
-    def fails(prompt, said):
-        future = Future()
-        future.set_exception(PluginError("own:Echo.reply raised KeyError: 'b'") if said else None)
-        return future
-
-    done, _ = run(make(ask=fails))
-    ends = [rollout.outcome for rollout in done.values() if rollout.outcome.ended != "tokens"]
-    assert ends and all(one.problem.startswith("own:Echo.reply raised") and one.turns == 1 for one in ends)
-
-
 ENVIRONMENT = """
     class Guess:
         def rows(self, count):

@@ -75,23 +75,6 @@ def test_a_restarted_server_gets_the_weights_and_every_sequence_is_returned_once
         assert len(collect(evaluator, 3)) == 3
 
 
-def test_two_servers_read_each_version_from_the_same_directory(tmp_path):
-    """Every engine holds a version under a name of its own; a second link under the same name would fail."""
-    with FakeVllm() as first, FakeVllm() as second:
-        first.load_s = second.load_s = 0.2
-        spec = spec_of([first.address, second.address], tmp_path)
-        pairs = server_engines([spec, dataclasses.replace(spec, number=1)], print)
-        for version in (1, 2):
-            for pair in pairs:
-                pair[0].swap(version)
-            until = time.monotonic() + 60
-            while not first.label == second.label == str(version):
-                assert time.monotonic() < until
-                for pair in pairs:
-                    assert pair[0].poll(0.02) == []
-        assert sum(pair[0].work.restarts for pair in pairs) == 0
-
-
 def test_an_engine_announces_its_server_to_the_trainer_as_long_as_it_lives(tmp_path):
     channel = NcclChannel(WeightLayout.of([("weight", torch.zeros(1))]), tmp_path / "servers")
     with FakeVllm() as server:
