@@ -189,6 +189,7 @@ REFUSED = [
     ({"quant_method": "gptq", "bits": 4}, "gptq"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors (pack-quantized)"),
+    ({"load_in_8bit": True}, "bitsandbytes"),
     ({}, "an unknown method"),
 ]
 
@@ -228,9 +229,14 @@ def test_an_export_that_does_not_hold_the_weights_is_an_error(tmp_path, monkeypa
         weights["model.norm.weight"] += 1e-3
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setattr(type(policy.model), "save_pretrained", saves_others)
-    with pytest.raises(ExportFailed, match="in 1 weights, the first is model"):
-        policy.export(tmp_path / "out")
+    def saves_half(model, directory):
+        save(model, directory)
+        (directory / "model.safetensors").unlink()
+
+    for broken, message in ((saves_others, "in 1 weights, the first is model"), (saves_half, "no weights")):
+        with monkeypatch.context() as patch, pytest.raises(ExportFailed, match=message):
+            patch.setattr(type(policy.model), "save_pretrained", broken)
+            policy.export(tmp_path / broken.__name__)
 
 
 def _saved(directory):

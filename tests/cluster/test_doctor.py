@@ -62,6 +62,14 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
     assert findings["checks"] == [{"check": "room", "verdict": verdict, "text": "a line", "seconds": 0.1}]
 
 
+def test_the_default_is_a_trainer_on_each_gpu_or_two_ranks_on_cpu():
+    site = Site(None, hosts=[Host("this machine")])
+    assert site.config.placement.trainer_ranks == 2 and site.config.hardware.dtype == "float32"
+    site = Site(None, hosts=[Host("this machine", ("0", "1", "2"))])
+    assert [at.gpus for (kind, _), at in site.table.items() if kind == "trainer"] == [("0",), ("1",), ("2",)]
+    assert site.config.hardware.dtype == "bfloat16" and site.config.hardware.device == "cuda"
+
+
 def test_more_ranks_than_a_cpu_can_start_are_an_error(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     with pytest.raises(ConfigError, match=r"trainer_ranks: got 25, .* allowed without GPUs: 1 to 24$"):

@@ -355,6 +355,13 @@ def test_usual_parameters_of_clients_are_taken():
     assert "<|im_start|>system\nd<|im_end|>" in text(engine, rollout.prompt)
 
 
+def test_a_failing_thread_ends_its_rollout():
+    def run(url, key, row):
+        raise RuntimeError("of the harness")
+
+    assert "RuntimeError: of the harness" in rollout_of(shout, run)[0].outcome.problem
+
+
 def test_a_call_after_the_end_is_refused_and_counted():
     keys = []
 

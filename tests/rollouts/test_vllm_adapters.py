@@ -294,6 +294,12 @@ def test_adapters_that_no_engine_of_the_run_can_load_are_an_error(tmp_path):
         config_of(model_of(tmp_path, "qwen3"), *words)
 
 
+def test_an_architecture_has_adapters_if_its_class_or_a_base_of_it_has(tmp_path):
+    source = vllm_source(tmp_path)
+    names = ("Qwen3ForCausalLM", "MistralForCausalLM", "GPT2LMHeadModel", "UnknownForCausalLM")
+    assert [adapters.has_adapter_layers(source, name) for name in names] == [True, True, False, False]
+
+
 def test_the_server_of_a_run_is_started_for_the_adapters(tmp_path):
     spec = ServerSpec("m", 10, 10, Path("log"), backend=ADAPTERS, extra=("--enable-lora",))
     line = command(spec, 8000, "name")

@@ -57,6 +57,7 @@ def test_every_token_has_the_experts_of_the_token_before_it_and_those_of_a_broke
         (None, "does not return"),
         ("AAAA", "is no array"),
         (npy(np.zeros((4, 3, 2), np.uint8)), r"shape \(4, 3, 2\).*5 tokens, 3 layers and 2 active"),
+        (npy(np.full((5, 3, 2), np.nan)), "type float64"),
         (npy(np.full((5, 3, 2), -1)), "experts -1 to -1; the model has 0 to 7"),
     ],
 )

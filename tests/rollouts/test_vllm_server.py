@@ -275,6 +275,15 @@ def test_the_reason_of_a_death_is_the_last_error_that_is_not_a_consequence(spec,
     assert server.reason() == f"{reason} (log: {spec.log})"
 
 
+def test_a_server_that_takes_too_long_is_ended(spec):
+    slow = Path(spec.python)
+    slow.write_text("#!/bin/sh\necho loading\nexec sleep 600\n")
+    server = VllmServer(dataclasses.replace(spec, start_s=0.5))
+    with pytest.raises(ConfigError, match="start_timeout_s"):
+        server.wait_ready()
+    assert server.obituary() is not None
+
+
 HELPER = """
 import pathlib, pickle, sys, time
 from scalerl.training.engines.vllm.server import VllmServer
