@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from commands import call
+from doc_pages import json_keys
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.processes import ProcessDied
@@ -247,6 +248,21 @@ def test_a_vllm_server_sends_no_more_than_its_api_process_can():
 
 
 KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000", "--updates", "10"]
+
+
+@pytest.mark.slow
+def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
+    lag = ["--recipe.off_policy.max_lag", "8"]  # with which the slots are full
+    code, out, _ = call(capsys, "plan", *KNOWN, *lag)
+    assert code == 0 and "throughput: " in out and "staleness: " in out and "tokens/s as given" in out
+    code, out, _ = call(capsys, "plan", *KNOWN, *lag, "--json")
+    found = json.loads(out)
+    keys = json_keys()
+    parts = {name: set(found[name]) for name in ("model", "lengths")}
+    assert set(found) | parts["model"] | parts["lengths"] == keys["plan"] and set(found["best"]) == keys["Outcome"]
+    assert found["best"] == found["outcomes"][0] and found["best"]["staleness_max"] <= 8
+    # the trainer is faster than the engine: 20,000 tokens/s with full slots
+    assert found["best"]["tokens_per_s"] == pytest.approx(20_000, rel=0.05)
 
 
 VLLM = ["--placement.engine", "vllm"]
