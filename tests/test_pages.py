@@ -1,6 +1,5 @@
 """Blocks of the documentation pages that no other test runs: configurations are read, study commands pass a dry run."""
 
-import ast
 import re
 import shlex
 
@@ -9,10 +8,7 @@ from doc_pages import ROOT, blocks
 
 from scalerl import cli
 from scalerl.core import limits
-from scalerl.reading.logs import IMPORTERS
 from scalerl.training.config import read_config
-from scalerl.training.loop.catalog import METRICS
-from scalerl.training.rewards.calls import CALL_FORMS
 from scalerl.training.study.plan import read_plan
 
 WITHOUT = {"--reuse", "--rates"}
@@ -98,33 +94,6 @@ def test_a_configuration_of_a_page_is_read(page, tmp_path):
     )
 
 
-def test_the_table_of_constants_has_the_value_and_the_meaning_of_each(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import constants
-
-    rows = {(row.module, row.name): row for row in constants.constants()}
-    assert rows["falls", "FALLEN"].value == "0.1" and rows["counts", "LATER_FALL (noisy)"].value == "4 of 51"
-    assert [name for name, row in rows.items() if not row.meaning] == []
-    page = constants.on_page_markdown((ROOT / "docs" / "reference" / "scaling.md").read_text())
-    assert "| `counts` | `NO_CLIMB` | `16 of 32` |" in page
-
-
-def test_the_tables_of_metrics_trainers_and_calls_have_a_row_for_each(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import constants
-
-    def first_cells(page):
-        text = constants.on_page_markdown((ROOT / "docs" / page).read_text())
-        return {cell.strip("`") for cell in re.findall(r"^\| (`[\w.-]+`) \|", text, re.M)}
-
-    assert set(METRICS) <= first_cells("metrics.md")
-    assert {name for name, dialect in IMPORTERS.items() if dialect.source and not dialect.supervised} <= first_cells(
-        "importing.md"
-    )
-    assert {"verl", "trl", "trl-ppo", "slime"} <= first_cells("importing.md")
-    assert {form.name for form in CALL_FORMS} <= first_cells("environments.md")
-
-
 def test_the_table_of_time_limits_has_every_limit_with_its_value_and_meaning(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import constants
@@ -134,42 +103,3 @@ def test_the_table_of_time_limits_has_every_limit_with_its_value_and_meaning(mon
     values = {name: value for name, value in vars(limits).items() if name.endswith("_S")}
     assert rows.keys() == values.keys() and rows["REHEARSAL_S"][0] == "3600" and rows["GROUP_GRACE_S"][0] == "10, 2, 0"
     assert rows["HUB_REQUEST_S"] == ("10", "for a request to the hub.")
-
-
-PAUSES = {
-    "ABANDONED_S", "BACKOFF_S", "BEAT_S", "CALLS_S", "CONNECTED_S", "CONNECTIONS_FULL_S", "DEAD_AFTER_S",
-    "ENGINE_POLL_S", "EVERY_S", "FIRST_S", "GATHER_S", "KEPT_S", "LIFE_S", "LOOK_AGAIN_S", "LOOK_S", "PART_S",
-    "POLL_S", "PROCESSES_POLL_S", "REDRAW_S", "REPORT_S", "RETRY_WAIT_S", "SEARCH_S", "SEND_EVERY_S",
-    "SESSIONS_FULL_S", "SLICE_S", "SOON_S", "STREAM_BEAT_S", "_LOOK_S", "_ORPHANED_S", "_PATIENCE_S",
-    "_SHORTEST_WAIT_S",
-}  # fmt: skip
-"""Names of intervals, pauses and ages outside limits.py, and of limits in programs that run without scalerl."""
-
-
-def test_time_limits_stand_in_one_file():
-    """A constant in seconds elsewhere is a pause or an interval; a new limit belongs into the table.
-
-    So does one that a call gets as a number of more than a second.
-    """
-    found, numbers = set(), []
-    for path in (ROOT / "scalerl").rglob("*.py"):
-        if path.name == "limits.py":
-            continue
-        tree = ast.parse(path.read_text())
-        given = [k for node in ast.walk(tree) if isinstance(node, ast.Call) for k in node.keywords]
-        limited = [k.value for k in given if k.arg in ("timeout", "timeout_s", "wait_s", "within_s")]
-        numbers += [(path.name, value.value) for value in limited if isinstance(value, ast.Constant)]
-        for node in tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
-            found |= {name for name in names if re.fullmatch(r"_?[A-Z_]+_S", name) and "PER_S" not in name}
-    assert found == PAUSES and not [one for one in numbers if (one[1] or 0) > 1]
-
-
-def test_text_in_a_generated_table_stays_text(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import constants
-
-    assert constants.table("a", "b", rows=[("`x|y`", "|p| of `(a|b)`"), ("<answer>", "`<f>`")]) == (
-        "| a | b |\n| -- | -- |\n| `x|y` | \\|p\\| of `(a|b)` |\n| &lt;answer> | `<f>` |"
-    )

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,18 +99,6 @@ def test_the_prompts_of_the_readme_are_300_products(tmp_path, monkeypatch):
 def test_a_snippet_of_the_readme_works(place, snippet):
     done = subprocess.run([sys.executable, "-c", snippet], cwd=place, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "ceiling" in done.stdout, done.stdout + done.stderr
-
-
-def test_ci_runs_the_two_commands_that_no_test_runs():
-    script = (ROOT / ".ci/run").read_text()
-    assert set(commands()) >= BY_CI and all(re.search(rf"\b{re.escape(command)}\b", script) for command in BY_CI)
-
-
-def test_the_first_command_installs_what_the_others_use():
-    assert "--editable '.[train,watch,$*]'" in (ROOT / "Makefile").read_text()
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {*extras["report"]} < {*extras["watch"]}
-    assert {command.split()[1] for command in commands() if command.startswith("scalerl")} >= {"watch", "report"}
 
 
 ROOT = Path(__file__).parents[1]

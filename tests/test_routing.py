@@ -26,7 +26,6 @@ from scalerl.training.loop import run_model
 from scalerl.training.loop.run_model import check_sampled
 from scalerl.training.models.policy import Policy, load_policy
 from scalerl.training.models.routing import UNKNOWN, routing_of
-from scalerl.training.models.rows import PolicyRows
 from scalerl.training.placement.choices import policy_spec
 
 MIXTURES = ("mixtral", "qwen3-moe", "olmoe", "gpt-oss")
@@ -125,20 +124,6 @@ def test_a_replay_uses_the_experts_of_the_engine(name):
     assert not torch.equal(torch.stack(routing.experts, dim=1), rows.long())
     found = learner_gradient(policy, batch, REPLAY, micro_batch_tokens=30)
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) > 1e-2
-
-
-def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilities():
-    policy = Policy(tiny_model("qwen3-moe"))
-    rollouts = generate(policy)
-    visits = [Visit(Prompt(str(i), "", prompt, "", "t"), 0, i) for i, (prompt, _) in enumerate(rollouts)]
-    groups = [ScoredGroup(Group(visit, (rollout,), 0), (Score(1.0, True),))
-              for visit, (_, rollout) in zip(visits, rollouts, strict=True)]  # fmt: skip
-    tensors = collate(groups)
-    routing_of(policy).use(tensors.experts_BTLK.flatten(0, 1), replay=True)
-    with torch.no_grad():
-        logp_N, _ = policy(PolicyRows.padded(tensors.tokens_BT, tensors.sampled_BT, policy.device))
-    assert len(logp_N) > 30 and not routing_of(policy).differs_NL().any()
-    torch.testing.assert_close(logp_N, tensors.behavior_BT[tensors.sampled_BT], atol=1e-4, rtol=0)
 
 
 def check(config, path, policy):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalerl.cli.main import COMMANDS, main
+from scalerl.cli.main import main
 from scalerl.cli.skill import skill_text
 from scalerl.reading.curves import sigmoid
 
@@ -31,18 +31,6 @@ def test_the_command_prints_the_file_that_is_shipped(capsys):
     assert shown.read_text(encoding="utf-8") == TEXT
 
 
-def test_it_is_short_and_has_a_name_and_a_description():
-    assert len(TEXT.splitlines()) <= 150
-    head = TEXT.split("---")[1]
-    assert "name: scalerl\n" in head and len(head.partition("description: ")[2]) < 1024
-
-
-def test_every_command_in_it_exists():
-    commands = set(re.findall(r"scalerl (\w+)(?= )", "\n".join(re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL))))
-    commands |= set(re.findall(r"`scalerl (\w+) ", TEXT))
-    assert {"fit", "forecast", "compare", "backtest", "import"} <= commands <= set(COMMANDS)
-
-
 def test_the_three_calls_run_as_written_and_have_the_keys_of_the_table(capsys, log):
     block = re.search(r"```bash\n(.*?)```", TEXT, re.DOTALL)[1]
     for line in block.splitlines():
@@ -58,10 +46,3 @@ def test_the_three_calls_run_as_written_and_have_the_keys_of_the_table(capsys, l
         if words[0] == "compare":
             assert {"sentence", "compute_ratio", "probability_higher", "advice"} <= set(values)
             assert "probability" in values["measured"]
-
-
-def test_the_options_that_it_names_are_accepted(capsys, log):
-    for option in ("--price 2.50", "--min-gain 0.02", "--answers 512", "--compute device_hours", "--bounds 0 1"):
-        assert option.partition(" ")[0] in TEXT
-        assert main(["fit", str(log), *option.split(), "--json"]) == 0
-        capsys.readouterr()

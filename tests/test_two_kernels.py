@@ -15,16 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.types import Rollout
-from scalerl.training.config import RunConfig
-from scalerl.training.config.base import replace
 from scalerl.training.config.recipe import Recipe, Reinforce
-from scalerl.training.engines.local.torch_engine import check_cached_logps
 from scalerl.training.engines.replay import ReplayMismatch, check_current
 from scalerl.training.learner import checks, fsdp
 from scalerl.training.learner.checks import layout_in_use, sampled_tokens
 from scalerl.training.learner.fsdp import ShardedLearner, shard
 from scalerl.training.learner.single import SingleLearner
-from scalerl.training.machines.probe import Probe
 from scalerl.training.models import packing
 from scalerl.training.models.policy import Policy
 from scalerl.training.models.rows import PolicyRows
@@ -98,20 +94,6 @@ def test_dropout_in_updates_is_found_in_bf16(policy, monkeypatch):
         checks.check_update(policy, False, tokens_BT)
 
 
-@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_the_cache_of_an_engine_passes_with_either_kernel(policy, kernel, monkeypatch):
-    plain = policy.hidden
-
-    def hidden(tokens_BT, **inputs):  # the pass without a cache
-        if inputs:
-            return plain(tokens_BT, **inputs)
-        with sdpa_kernel(kernel):
-            return plain(tokens_BT)
-
-    monkeypatch.setattr(policy, "hidden", hidden)
-    check_cached_logps(policy, tokens=12)
-
-
 def rollouts(policy, kernel):
     tokens_BT = sampled_tokens(policy)
     logp_BT = scored(policy, tokens_BT, kernel).view(3, 11)
@@ -165,12 +147,3 @@ def test_sharding_allows_another_kernel_but_no_other_weights(model, alone):
         source.head_weight.mul_(0.9)
     with pytest.raises(ConfigError, match=r"on average \(allowed 0.1\) when its weights are sharded"):
         fsdp._check_sharded(policy, source, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
-def test_the_doctors_update_in_bf16_is_within_half_its_limit_with_either_kernel(kernel):
-    config = replace(RunConfig(), hardware=replace(RunConfig().hardware, device="cpu", dtype="bfloat16"))
-    with sdpa_kernel(kernel):
-        text = Probe("127.0.0.1").learner(config)
-    errors = [float(part.split()[-1]) for part in text.split(": ")[-1].split(", ")]
-    assert len(errors) == 3 and np.max(errors) < 0.05

@@ -3,13 +3,10 @@
 import io
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 import runs
@@ -21,8 +18,6 @@ from scalerl.core import stop_signals, working
 from scalerl.core.working import CLEAR, Working, elapsed_text
 from scalerl.training.config import LAB
 from scalerl.training.loop.display import RunDisplay
-
-ROOT = Path(__file__).parents[1]
 
 
 class Clock:
@@ -115,16 +110,6 @@ def test_a_run_in_a_log_prints_its_phase_and_its_step_after_every_silence(clock)
     assert lines == ["starting, 30 s", "evaluating, 30 s", "step 2/240, 30 s"]
 
 
-def test_the_live_table_of_a_run_says_what_is_done_before_the_first_step(clock):
-    console = Console(file=io.StringIO(), width=140, force_terminal=True)
-    shown = RunDisplay(LAB, console)
-    shown.start()
-    runs.wait_for(lambda: "starting, 0 s" in console.file.getvalue())
-    shown.phase("evaluating")
-    runs.wait_for(lambda: "evaluating, 0 s" in console.file.getvalue())
-    shown.stop()
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_command_shows_that_it_works(terminal, tmp_path):
     """`scalerl recipes`, which waits for the line, with standard error as a terminal or a pipe."""
@@ -145,24 +130,6 @@ def test_a_command_shows_that_it_works(terminal, tmp_path):
     os.close(ours)
     assert done.returncode == 0 and done.stdout == b"result\n"
     assert "scalerl recipes, 0 s" in shown and (CLEAR in shown) == terminal
-
-
-@pytest.mark.slow
-def test_an_evaluation_shows_its_phases_and_counts(lab_model, tmp_path):
-    rows = "".join(f'{{"prompt": "{a}+{b}=<think>", "answer": "{(a + b) % 10}"}}\n' for a in range(9) for b in range(9))
-    (tmp_path / "sums.jsonl").write_text(rows)
-    code = (
-        "import sys\n"
-        "from scalerl.core import working\n"
-        "from scalerl.cli import main\n"
-        "working.EVERY_S, working.REDRAW_S = 0.01, 0.01\n"
-        f"sys.exit(main(['eval', {str(lab_model)!r}, '--suite', 'sums.jsonl', '--task', 'arithmetic', "
-        "'--samples', '4', '--max-tokens', '40', '--slots', '16', '--json']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("{"), done.stderr
-    for text in ("loading torch, ", f"loading {lab_model}, ", "sums: sampling, ", " of 324, "):
-        assert text in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- Ctrl-C
@@ -187,7 +154,7 @@ print('stopped', bool(flag.signal), flush=True)
 PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_is_acknowledged_at_once_inside_a_c_function(number):
     code = BUSY.format(asked="flag()")
     with subprocess.Popen([sys.executable, "-c", code], **PIPES, text=True) as process:
@@ -210,18 +177,6 @@ def test_a_signal_before_there_is_anything_to_save_is_acknowledged_if_the_comman
     assert process.returncode == 130 and "stopped at once by SIGINT" in error
 
 
-def test_a_command_that_ends_at_once_does_not_say_that_it_will():
-    code = "from scalerl.cli import main; import time; from scalerl.cli import recipes\n" + (
-        "recipes.print_recipes = lambda: (print('ready', flush=True), time.sleep(60)); import sys\n"
-        "sys.argv = ['scalerl', 'recipes']; sys.exit(main())"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=30)
-    assert (process.returncode, error) == (130, "scalerl: stopped before the end by SIGINT\n")
-
-
 def test_what_is_kept_depends_on_the_command(handlers, capsys, monkeypatch):
     def interrupted(*_):
         raise stop_signals.Stopped(signal.SIGINT)
@@ -238,40 +193,4 @@ def test_what_is_kept_depends_on_the_command(handlers, capsys, monkeypatch):
     assert capsys.readouterr().err == "scalerl: stopped before the end by SIGINT; nothing was saved\n"
 
 
-@pytest.mark.slow
-def test_an_interrupted_evaluation_says_which_suites_are_finished(lab_model, tmp_path):
-    for name, count in (("few", 2), ("many", 9)):
-        rows = (f'{{"prompt": "{n}+{m}=<think>", "answer": "1"}}\n' for n in range(count) for m in range(count))
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    words = ["eval", str(lab_model), "--suite", "few.jsonl", "many.jsonl", "--task", "arithmetic", "--samples", "400"]
-    process = subprocess.Popen(
-        [*runs.command(*words), "--max-tokens", "40", "--slots", "4", "-o", "out"], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    runs.wait_for(lambda: (tmp_path / "out/few.jsonl").exists(), 120, "the first suite")
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 130 and "finished suites are in out: few" in error, error
-
-
 # --------------------------------------------------------------------------------------------------------- make train
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("code", "seconds"), [(0, 2.5), (3, 1.5)])
-def test_the_installation_of_make_train_shows_that_it_works_and_fails_if_pip_does(code, seconds, tmp_path):
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "venv/bin").mkdir(parents=True)
-    for name, text in (("python", f'echo "pip: $*"; sleep {seconds}; exit {code}'), ("scalerl", 'echo "ran $*"')):
-        file = tmp_path / "venv/bin" / name
-        file.write_text(f"#!/bin/sh\n{text}\n")
-        file.chmod(0o755)
-    began = time.monotonic()
-    words = ["make", "train", "VENV=venv", "LIFE=1", f"PYTHON={sys.executable}"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert time.monotonic() - began < seconds + 5  # nothing keeps the pipe open
-    assert "installing scalerl and the packages" in done.stdout and "still installing, 1 s" in done.stdout
-    installed = (tmp_path / "venv/installed-train").exists()
-    assert (done.returncode == 0) == (code == 0) == ("ran train" in done.stdout) == installed

@@ -1,7 +1,6 @@
 """examples/gpus, docs/cluster.md and docs/scale.md: every configuration passes a dry run, the commands exist."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -29,12 +28,6 @@ BLOCKS = [file.read_text() for file in FILES]
 PAPER = (ROOT / "examples/gpus/paper-80gpus.toml").read_text()
 
 
-def test_the_page_lists_the_configurations_from_one_gpu_to_many():
-    assert sorted(FILES) == sorted((ROOT / "examples/gpus").iterdir())
-    gpus = [int(n) for block in BLOCKS for n in re.findall(r"^gpus = (\d+)", block, re.M)]
-    assert gpus == [1, 1, 2, 8, 8, 80, 128]
-
-
 def with_prompts(block, file):
     """Return a configuration with a prompt file that exists."""
     return re.sub(r'"(/shared/)?\w+\.jsonl"', f'"{file}"', block)
@@ -50,23 +43,6 @@ def test_a_configuration_passes_a_dry_run(block, tmp_path, prompt_file, capsys):
     gpus = re.search(r"^gpus = (\d+)", block, re.M)
     where = "one GPU for both" if gpus and gpus[1] == "1" else f"{gpus[1]} GPUs" if gpus else "one trainer process"
     assert where in next(line for line in out.splitlines() if line.startswith("# placement: "))
-
-
-@pytest.mark.slow
-def test_the_blocks_of_a_node_have_the_split_that_plan_finds(tmp_path, prompt_file, capsys):
-    """The files are for prompts of 256 tokens: 236 of three characters each, and 20 of the chat template."""
-    row = json.dumps({"prompt": "a" * 3 * 236, "answer": "2"}) + "\n"
-    prompt_file.write_text(row * 2000)
-    file, node = tmp_path / "run.toml", [block for block in BLOCKS if "\ngpus = 8\n" in block]
-    for block in node:
-        file.write_text(with_prompts(block, prompt_file))
-        assert cli.main(["plan", str(file), "--gpus", "8", "--rollouts.slots", "auto"]) == 0
-        split = re.search(
-            r"best: (\d+) trainer ranks, (\d+) generators, rollouts.slots = (\d+)", capsys.readouterr().out
-        )
-        shipped = [re.search(rf"^{key} = (\d+)", block, re.M)[1] for key in ("trainer_ranks", "generators", "slots")]
-        assert list(split.groups()) == shipped
-    assert len(node) == 2
 
 
 def test_the_kuberay_example_places_the_papers_run_on_its_workers_and_no_process_on_its_head(tmp_path):
@@ -85,13 +61,6 @@ def test_the_kuberay_example_places_the_papers_run_on_its_workers_and_no_process
     table = devices(RunSizes.of(config, UNREAD), [head, *workers])
     used = [(at.host, gpu) for (kind, _), at in table.items() if kind != "scorer" for gpu in at.gpus]
     assert len(used) == len(set(used)) == 80 and head.name not in dict(used) and loop_device(config) == "cpu"
-
-
-def test_the_slurm_example_is_a_shell_script():
-    if shutil.which("bash") is None:
-        pytest.skip("no bash")
-    subprocess.run(["bash", "-n", str(ROOT / "examples/slurm.sh")], check=True)
-    assert "scalerl resume" in (ROOT / "examples/slurm.sh").read_text()
 
 
 STANDS_IN = {

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import call
 from engine_builds import Seen
 from generator_specs import generator_spec
 
@@ -60,8 +59,6 @@ NODES = [Host("a", ("0", "1", "2")), Host("b", ("0", "1", "2", "3"))]
     ("hosts", "placement", "expected"),
     [
         ([HERE], {}, "trainer 0: here 4, generator 0: here 4"),
-        ([HERE], {"generators": 2, "gpus_per_generator": 1},
-         "trainer 0: here 4, generator 0: here 5, generator 1: here 6"),
         # torch engines share the GPUs of the ranks in turn
         ([HERE], {"trainer_ranks": 2, "generators": 3},
          "trainer 0: here 4, trainer 1: here 5, generator 0: here 4, generator 1: here 5, generator 2: here 4"),
@@ -74,7 +71,7 @@ NODES = [Host("a", ("0", "1", "2")), Host("b", ("0", "1", "2", "3"))]
          "trainer 0: a 0, trainer 1: a 1, generator 0: b 0 1, generator 1: b 2 3"),
         (NODES, {"backend": "ray"}, "trainer 0: a 0, generator 0: a 1"),
     ],
-    ids=["torch", "torch-own", "torch-ranks", "vllm", "servers", "ray-vllm", "ray-torch"],
+    ids=["torch", "torch-ranks", "vllm", "servers", "ray-vllm", "ray-torch"],
 )  # fmt: skip
 def test_the_table_of_every_backend_by_hand(hosts, placement, expected):
     found = gpus(table_of(hosts, **placement))
@@ -86,11 +83,8 @@ def test_the_table_of_every_backend_by_hand(hosts, placement, expected):
     [
         # torch engines share the trainer's GPU, and so does the engine of evaluations
         ({}, "trainer 0: 4, generator 0: 4, evaluator 0: 4", (1, 1, 1)),
-        ({"trainer_ranks": 2}, "trainer 0: 4, trainer 1: 5, generator 0: 4, evaluator 0: 5", (2, 1, 1)),
         # its own GPU is not one of training
         ({"gpus_per_generator": 1}, "trainer 0: 4, generator 0: 5, evaluator 0: 6", (2, 1, 1)),
-        ({"gpus_per_generator": 1, "generators": 2},
-         "trainer 0: 4, generator 0: 5, generator 1: 6, evaluator 0: 7", (3, 2, 1)),
         ({"gpus_per_generator": 2, "gpus": 1}, "trainer 0: 4, generator 0: 4, evaluator 0: 4", (1, 1, 1)),
     ],
 )  # fmt: skip
@@ -133,7 +127,6 @@ def test_vllm_shares_the_only_gpu_and_gets_what_the_trainer_leaves():
             {"trainer_ranks": 3},
             "4 GPUs in total; this machine has, .* 2, .* 1 left",
         ),
-        (NODES, {"backend": "ray", "generators": 7}, "8 GPUs in total; the cluster has 7, and no host has 1 left"),
         (
             [Host("a", ("0", "1")), Host("b", ("0", "1"))],
             {"backend": "ray", "engine": "vllm", "tensor_parallel": 3},
@@ -159,18 +152,6 @@ def test_a_run_on_more_gpus_than_allowed_is_an_error_at_the_start_too():
     with pytest.raises(ConfigError, match=r"3 GPUs in total; allowed: placement.gpus = 2. Lower"):
         table_of([HERE], engine="vllm", generators=2, gpus=2)
     assert len(table_of([HERE], generators=3, gpus=1)) == 4  # torch engines share the trainer's
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prompt_file")
-def test_the_dry_run_prints_the_table(capsys):
-    words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--device", "cuda", "--rollouts.slots", "2"]
-    code, out, _ = call(capsys, "train", "--dry-run", *words, "--placement.engine", "vllm")
-    assert code == 0 and "#   this machine: trainer 1 on GPU 0, generator 1 on GPU 1\n" in out
-    code, out, _ = call(capsys, "train", "--dry-run", *words, "--placement.engine", "vllm", "--placement.gpus", "1",
-                        "--learner.gradient_checkpointing", "true")  # fmt: skip
-    assert code == 0 and "one GPU for both" in out
-    assert "this machine: trainer 1 on GPU 0, generator 1 on GPU 0 (" in out and "% of the memory)" in out
 
 
 # ---------------------------------------------------------------------------------------------------- as environment

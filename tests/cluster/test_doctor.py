@@ -1,6 +1,5 @@
 """`scalerl doctor`: each problem is produced for real where this machine allows it, and is one line with its cure."""
 
-import importlib.metadata
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +16,6 @@ from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.core.errors import ConfigError
 from scalerl.core.machine import Memory
-from scalerl.core.processes import ProcessDied
-from scalerl.core.remote import PASSED, LocalRemote, RemoteGroup, serve
 from scalerl.training.config import Hardware, HuggingFaceModel, RunConfig, read_config
 from scalerl.training.engines.vllm.checks import installed_cuda, server_problems
 from scalerl.training.loop import resolve as resolve_module
@@ -49,17 +45,16 @@ def site_of(*words, gpus=(), seen=()):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["--hardware.dtype", "bfloat16", "--placement.trainer_ranks", "2"]])
-def test_everything_works_on_this_machine(words):
+def test_everything_works_on_this_machine():
     """In 15 s on a quiet machine."""
-    findings = list(examine(read_config(None, words) if words else None, limit_s=150.0))
+    findings = list(examine(None, limit_s=150.0))
     assert [one.check for one in findings] == [name for name in DOCTOR_CHECKS if name != "vLLM"]
     assert {one.verdict for one in findings} <= {WORKS, SLOW}, findings
     (network,) = [one.text for one in findings if one.check == "network"]
     assert "gloo between 2 processes" in network and "slowest pair" in network
 
 
-@pytest.mark.parametrize(("verdict", "code"), [(WORKS, 0), (SLOW, 0), (FAILS, 1)])
+@pytest.mark.parametrize(("verdict", "code"), [(SLOW, 0), (FAILS, 1)])
 def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_work(verdict, code, capsys, monkeypatch):
     monkeypatch.setattr(doctor, "examine", lambda config: [Finding("room", verdict, "a line", 0.1)])
     assert call(capsys, "doctor") == (code, f"room       {verdict}: a line\n", "")
@@ -67,11 +62,12 @@ def test_the_command_prints_a_line_per_check_and_fails_if_something_does_not_wor
     assert findings["checks"] == [{"check": "room", "verdict": verdict, "text": "a line", "seconds": 0.1}]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU here")
-def test_a_model_that_is_a_pipe_is_an_error_before_any_check(tmp_path, capsys):
-    os.mkfifo(tmp_path / "model")
-    code, out, error = call(capsys, "doctor", "--model", tmp_path / "model")
-    assert (code, out) == (2, "") and "model is a file; give the directory" in error
+def test_the_default_is_a_trainer_on_each_gpu_or_two_ranks_on_cpu():
+    site = Site(None, hosts=[Host("this machine")])
+    assert site.config.placement.trainer_ranks == 2 and site.config.hardware.dtype == "float32"
+    site = Site(None, hosts=[Host("this machine", ("0", "1", "2"))])
+    assert [at.gpus for (kind, _), at in site.table.items() if kind == "trainer"] == [("0",), ("1",), ("2",)]
+    assert site.config.hardware.dtype == "bfloat16" and site.config.hardware.device == "cuda"
 
 
 def test_more_ranks_than_a_cpu_can_start_are_an_error(monkeypatch):
@@ -105,8 +101,7 @@ def test_too_few_gpus_fail_and_the_existing_ones_are_checked():
     [
         ([HostReport("a", gpus=(CARD,)), HostReport("a", gpus=(CARD,))], WORKS,
          "2 GPUs in 2 processes: NVIDIA H100 80GB HBM3"),
-        ([HostReport("a", problem="The NVIDIA driver on your system is too old (found version 11040)")], FAILS,
-         "a: torch can use no GPU: The NVIDIA driver on your system is too old"),
+        ([HostReport("a", problem="The NVIDIA driver is too old")], FAILS, "a: torch can use no GPU: The NVIDIA"),
         ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Memory(85e9, 20e9, "X"),))], FAILS,
          "b: X: 20.0 of 85.0 GB are free; end the programs on it"),
         ([HostReport("a", gpus=(CARD,)), HostReport("b", gpus=(Memory(85e9, 84e9, "NVIDIA A100"),))], SLOW,
@@ -126,14 +121,6 @@ def test_different_and_unsupported_software_is_named_with_the_versions():
     assert verdict == FAILS and text.startswith("torch is 2.13.0 on a and 2.12.0 on b")
     assert unsupported({"torch": "2.11.0", "ruff": "0.1"}) == []  # ruff is for developers
     assert unsupported({"torch": "2.10.0"})[0].startswith("torch 2.10.0; supported: <2.14,>=2.11")
-
-
-def test_a_checkout_that_nobody_installed_knows_no_requirements(monkeypatch):
-    def requires(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert unsupported({"torch": "2.10.0"}) == []
 
 
 def test_a_run_on_gpus_starts_with_notes_on_what_is_not_well(monkeypatch):
@@ -172,8 +159,6 @@ def test_another_vllm_is_refused_before_a_server_starts(tmp_path):
     [
         ("13.0", "560.35.03", "NVIDIA driver 560.35.03 is loaded, and torch's CUDA 13.0 needs 580 or newer; install"),
         ("13.0", "580.65.06", ""),
-        ("12.8", "560.35.03", ""),
-        ("13.0", "", ""),  # no GPU: the server computes on the CPU
         (None, "560.35.03", ""),
     ],
 )
@@ -222,13 +207,9 @@ PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Jul  2 15:32:00 
     ("cuda", "driver", "text"),
     [
         ("13.0", "580.65.06", ""),
-        ("13.2", "595.10", ""),
-        ("12.6", "525.60.13", ""),
         ("13.0", "575.57.08", "NVIDIA driver 575.57.08 is loaded, and torch's CUDA 13.0 needs 580 or newer; install a"),
-        ("12.8", "470.256.02", "driver 470.256.02 is loaded, and torch's CUDA 12.8 needs 525"),
         ("13.0", "", "no NVIDIA driver is loaded .*, and torch's CUDA 13.0 needs 580"),
         (None, "580.65.06", "driver 580.65.06 is loaded, but this torch is built without CUDA; install a build"),
-        (None, "", ""),
         ("14.1", "580.65.06", ""),  # unknown: nothing is claimed
     ],
 )
@@ -322,26 +303,6 @@ def test_a_crash_a_hang_and_an_error_are_one_line_each_and_the_next_check_runs(m
     assert "did not answer within 40 s" in hung.text and time.monotonic() - began < 300  # 35 s on a quiet machine
 
 
-class Absent(Probe):
-    """A peer that does not come to the meeting."""
-
-    def meet(self, meetings, limit_s):
-        time.sleep(600)
-
-
-@pytest.mark.slow
-def test_a_peer_that_never_comes_ends_with_the_limit_and_names_the_interface():
-    began = time.monotonic()
-    group = RemoteGroup(
-        LocalRemote(partial(serve, partial(kind, "127.0.0.1"), PASSED), f"host {n} (process {{}})")
-        for n, kind in enumerate((Probe, Absent))
-    )
-    group.answers("start", 60)
-    verdict, text = meeting(group, 20.0, "cpu")
-    assert verdict == FAILS and "GLOO_SOCKET_IFNAME" in text and time.monotonic() - began < 60
-    assert re.search(r"host [01] \(process \d+\) (did not answer within 20 s|failed) during `meet`", text), text
-
-
 def met(*hosts, refused=""):
     """Return what a meeting of two probes finds; the second sends 1 GB/s, and may refuse connections."""
     answers = {
@@ -357,14 +318,6 @@ def test_sending_slower_than_half_of_what_plans_assume_is_slow_between_hosts():
     assert met("a:1", "a:2")[0] == WORKS
     verdict, text = met("a:1", "b:1", refused="Connection refused")
     assert verdict == FAILS and "Connection refused" in text
-
-
-@pytest.mark.slow
-def test_a_cluster_that_does_not_answer_is_the_only_finding():
-    config = read_config(None, ["--placement.backend", "ray", "--placement.ray_address", "127.0.0.1:9"])
-    (finding,) = examine(config, limit_s=60.0)
-    assert (finding.check, finding.verdict) == ("placement", FAILS)
-    assert "placement.ray_address 127.0.0.1:9" in finding.text
 
 
 # ----------------------------------------------------------------------------------------------------- the learner
@@ -400,7 +353,7 @@ def test_the_head_in_bf16_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "qwen2-sliding", "qwen3-moe", "gemma3-mixed", "deepseek-v3", "gemma4"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "deepseek-v3", "gemma4"])
 def test_an_architecture_in_miniature_agrees_with_float64(name, tmp_path):
     tiny_model(name).config.save_pretrained(tmp_path)
     words = ["--model", str(tmp_path), "--data", "prompts.jsonl", "--task", "math"]
@@ -442,32 +395,3 @@ def test_a_real_server_samples_with_the_weights_that_it_gets(monkeypatch):
     monkeypatch.setattr(doctor, "DOCTOR_SWAPS_S", 400.0)
     (finding,) = examine(config, checks=["vLLM"])
     assert finding.verdict == WORKS and "after each of three swaps" in finding.text, finding
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_on_ray_every_host_is_asked_and_ids_without_gpus_are_found(monkeypatch):
-    """Ray gives out ids 0 to 7 on this machine; torch in the actor finds no GPU."""
-    ray = pytest.importorskip("ray", reason="needs Ray")
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    ray.init(address="local", num_cpus=2, num_gpus=8, include_dashboard=False, log_to_driver=False)
-    try:
-        words = ["--placement.backend", "ray", "--placement.trainer_ranks", "2", "--placement.generators", "3"]
-        site = Site(read_config(None, words), 120.0)
-        assert site.config.hardware.device == "cuda" and sum(len(at.gpus) for at in site.table.values()) == 5
-        verdict, text = doctor.gpus(site)
-        assert verdict == FAILS and "torch can use no GPU: " in text
-        assert doctor.versions(site)[0] == WORKS
-        assert doctor.network(site)[0] == WORKS
-        with pytest.raises(ProcessDied, match=r"5 GPUs, Ray actor"):
-            site.ask("no_such_method")
-    finally:
-        ray.shutdown()
-
-
-def test_the_default_is_a_trainer_on_each_gpu_or_two_ranks_on_cpu():
-    site = Site(None, hosts=[Host("this machine")])
-    assert site.config.placement.trainer_ranks == 2 and site.config.hardware.dtype == "float32"
-    site = Site(None, hosts=[Host("this machine", ("0", "1", "2"))])
-    assert [at.gpus for (kind, _), at in site.table.items() if kind == "trainer"] == [("0",), ("1",), ("2",)]
-    assert site.config.hardware.dtype == "bfloat16" and site.config.hardware.device == "cuda"

@@ -100,10 +100,7 @@ def test_lengths_fitted_to_a_run_have_its_mean_and_maximum():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("trainer_tokens_per_s", -3.0), ("trainer_tokens_per_s", 0), ("generator_tokens_per_s", -1.0), ("step_s", -1),
-        ("tokens", -5), ("swap_ms", -2.0), ("completion_tokens_mean", 0), ("prompts", 0), ("occupancy", -0.1),
-        ("generator_idle", 1.5), ("generator_idle", -0.5), ("trainer_tokens_per_s", 1e300), ("step_s", 10**40),
-        ("completion_tokens_max", -1), ("trained_tokens", -1), ("occupancy", "x"), ("tokens", True),
+        ("trainer_tokens_per_s", 0), ("tokens", -5), ("generator_idle", 1.5), ("step_s", 10**40), ("tokens", True),
     ],
 )  # fmt: skip
 def test_speeds_that_cannot_be_are_an_error_with_their_step(tmp_path, capsys, name, value):
@@ -112,9 +109,3 @@ def test_speeds_that_cannot_be_are_an_error_with_their_step(tmp_path, capsys, na
     run = write_run(tmp_path / "run", rows)
     code, _, error = call(capsys, "plan", "--from", run)
     assert code == 2 and f"step 8 has {name} = " in error and error.count("\n") == 1
-
-
-def test_a_generator_that_was_idle_all_the_time_has_no_speed(tmp_path, capsys):
-    rows = [{**one, "generator_idle": 1.0} for one in rows_of([(100, 0.005)] * 12)]
-    code, _, error = call(capsys, "plan", "--from", write_run(tmp_path / "run", rows))
-    assert code == 2 and "speeds are unknown" in error

@@ -8,7 +8,6 @@ import pytest
 from commands import call
 from doc_pages import ROOT, blocks
 
-from scalerl.cli.main import COMMANDS
 from scalerl.cli.new import changed_values, checkpoint_interval
 from scalerl.core.machine import Memory
 from scalerl.reading.curves import Evaluations
@@ -75,27 +74,6 @@ def test_the_interval_of_checkpoints_is_half_an_hour_at_the_planned_speed(capsys
     assert "and a checkpoint every 20 steps (49 s each)" in chosen
 
 
-@pytest.mark.slow
-def test_the_interval_of_evaluations_identifies_the_ceiling_unless_that_costs_a_quarter_of_the_run(capsys):
-    """11 evaluations of 200 prompts x 4 identify no ceiling; 51 cost 51 x 800 of 1,000 x 768 completions, 5.3%."""
-    words = ["new", "--model", "Qwen/Qwen3-8B", "--data", "prompts.jsonl", "--gpus", "8"]
-    out = call(capsys, *words)[1]
-    assert tomllib.loads(out)["evaluation"]["every"] == 20
-    probability = usual_prospect(Evaluations(51, 200, 4)).identified
-    (line,) = [line for line in out.splitlines() if line.startswith("# curve: ")]
-    assert line.startswith("# curve: 51 evaluations of 200 prompts x 4 identify") and probability >= 0.8
-    assert f"probability {probability:.2f}" in line and "for 5.3% of the completions" in line
-    # the choice of the user stays, with what it can tell and what would tell more
-    chosen = call(capsys, *words, "--evaluation.every", "100")[1]
-    assert "every" not in tomllib.loads(chosen)["evaluation"]
-    few = usual_prospect(Evaluations(11, 200, 4)).identified
-    assert "# curve: 11 evaluations of 200 prompts x 4 identify" in chosen and f"probability {few:.2f} and" in chosen
-    assert f"; 51 evaluations: {probability:.2f}, for 5.3% (scalerl design)" in chosen
-    # 200 updates of 128 completions: 51 evaluations would take 159%
-    small = call(capsys, *words[:2], "Qwen/Qwen3-0.6B", *words[3:-1], "1")[1]
-    assert tomllib.loads(small)["evaluation"]["every"] == 20 and "for 159% (scalerl design)" in small
-
-
 def test_a_plan_and_a_dry_run_say_what_the_curve_will_tell(capsys):
     code, out, _ = call(capsys, "train", "--dry-run")
     lab = usual_prospect(Evaluations(31, 512, 2))  # 240 steps, evaluated every 8
@@ -109,24 +87,6 @@ def test_a_plan_and_a_dry_run_say_what_the_curve_will_tell(capsys):
     found = json.loads(call(capsys, "plan", *speeds, "--json")[1])["curve"]
     assert found["identified"] == lab.identified and found["share"] == pytest.approx(31 * 1024 / (240 * 256))
     assert json.loads(call(capsys, "plan", *speeds, "--steps", "16", "--json")[1])["curve"] is None
-
-
-@pytest.mark.slow
-def test_a_dry_run_counts_the_held_out_prompts_of_the_file(lab_model, tmp_path, capsys):
-    rows = [{"prompt": f"{i}+{j}=<think>", "answer": f"{(i + j) % 10}"} for i in range(10) for j in range(10)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["train", "--model", lab_model, "--data", tmp_path / "p.jsonl", "--dry-run", "--device", "cpu"]
-    code, out, error = call(capsys, *words, "--recipe.length.kind", "none", "--recipe.length.max_tokens", "40")
-    # a fifth of 100 prompts
-    assert code == 0 and "\n# curve: 6 evaluations of 20 prompts x 1 identify" in out, (out, error)
-
-
-def test_every_command_of_the_page_exists():
-    lines = [line.split() for block in blocks("docs/cluster.md", "bash") for line in block.splitlines()]
-    verbs = {words[1] for words in lines if words[0] == "scalerl"}
-    assert verbs == {"new", "doctor", "plan", "train"} and verbs <= set(COMMANDS)
-    assert (ROOT / "examples/slurm.sh").exists()
-    assert [words[0] for words in lines if words[0] != "scalerl"] == ["sbatch", "ray"]
 
 
 def test_the_prompts_of_a_file_that_is_here_decide_how_often_is_evaluated(capsys, tmp_path):

@@ -1,16 +1,14 @@
 """What a run finds before it starts: prompts of files, and the default for a user's model without a GPU."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from commands import call
 
 from scalerl.training.config import PRESETS, read_config
 from scalerl.training.loop.planned import DEMONSTRATIONS, demonstration, laptop_seconds, pool_of
-from scalerl.training.loop.warm_start import warm_start_directory
 from scalerl.training.models.sizes import sizes_of
-from scalerl.training.placement.sizes import UNREAD, PromptCounts, RunSizes, derived_sizes
+from scalerl.training.placement.sizes import PromptCounts, derived_sizes
 
 SMALL_MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 512,
@@ -73,48 +71,6 @@ def test_draws_of_each_prompt_are_said_with_a_caution_above_twenty():
     assert few == "prompts: each of 48 training prompts is drawn 20.0 times"  # 120 steps of 8
     assert "is drawn 20.2 times. Caution: more than 20 times" in many
     assert "evaluation every 20 steps: 12 held-out prompts x 1 samples" in lines
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("place")
-def test_a_dry_run_is_a_screen_with_what_was_decided_and_all_prints_every_field(capsys):
-    code, out, _ = call(capsys, "train", *words("small-model", "--steps", "300"), "--dry-run")
-    shown = out.splitlines()
-    assert code == 0 and len(shown) < 40 and shown[0] == 'preset = "laptop"' and "steps = 300" in shown
-    # 300 steps of 8 prompts over 48
-    assert "# prompts: each of 48 training prompts is drawn 50.0 times. Caution: more than 20 times" in out
-    assert "# evaluation every 20 steps: 12 held-out prompts x 1 samples" in shown
-    code, full, _ = call(capsys, "train", *words("small-model", "--steps", "30"), "--dry-run", "--all")
-    assert code == 0 and len(full.splitlines()) > 150 and "drawn 5.0 times\n" in full
-    code, _, error = call(capsys, "train", *words("small-model"), "--all")
-    assert code == 2 and "add --dry-run" in error
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("place")
-def test_the_dry_run_of_a_study_ends_with_its_hours(capsys, tmp_path, monkeypatch):
-    code, out, _ = call(capsys, "study", "loo", "--dry-run", "--seeds", "2", "--only", "fp32", *words("small-model"))
-    assert code == 0 and "a run, " in out.splitlines()[-1] and "for 4 runs" in out.splitlines()[-1]
-
-    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))  # an empty one: the lab lacks its warm start
-    lab = ["study", "loo", "--dry-run", "--seeds", "1", "--only", "fp32"]
-    _, out, _ = call(capsys, *lab)
-    assert "for 2 runs, after warm starts of about" in out.splitlines()[-1]
-    config = read_config(None, ["--preset", "quick"])
-    warm_start_directory(config.model, config.data).mkdir(parents=True)
-    _, out, _ = call(capsys, *lab)
-    assert "warm starts" not in out.splitlines()[-1]
-
-
-def test_a_plan_says_whether_its_sizes_were_given_chosen_saved_measured_or_assumed():
-    words = ["--rollouts.expected_tokens", "20", "--device", "cuda", "--rollouts.slots"]
-    length = "given: a mean length of 20 tokens"
-    run = replace(RunSizes.of(read_config(None, [*words, "auto"]), UNREAD), slots=64)
-    assert run.sources() == f"chosen: 64 slots, micro-batches of 16,384 tokens; {length}; assumed: the longest prompt"
-    saved = RunSizes.of(read_config(None, [*words, "64"]), UNREAD, longest_prompt=12)
-    assert saved.sources(saved=True) == (
-        f"saved: 64 slots, micro-batches of 16,384 tokens; {length}; measured: prompts of at most 12 tokens"
-    )
 
 
 FEW = """class Few:

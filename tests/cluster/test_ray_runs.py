@@ -71,13 +71,7 @@ def test_engines_that_are_killed_are_replaced_and_every_prompt_is_trained_once(k
     drawn, accounted = account(path)
     assert drawn == accounted > 24 * 4
     assert max(row["staleness_max"] for row in metrics) <= 4
-
-
-@pytest.mark.slow
-def test_tokens_sampled_on_a_cluster_have_the_log_probabilities_of_their_version(killed):
-    first = runs.rows(killed[0], "metrics.jsonl")[0]  # the first batch is on policy
-    assert first["staleness_max"] == 0
-    assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5
+    assert max(abs(metrics[0]["log_ratio_min"]), abs(metrics[0]["log_ratio_max"])) <= 1e-5  # it is on policy
 
 
 @pytest.mark.slow
@@ -102,14 +96,11 @@ def test_after_a_coordinator_is_killed_the_run_resumes_from_its_last_checkpoint(
     assert drawn == accounted
 
 
-@pytest.mark.parametrize(
-    ("number", "device"), [(signal.SIGTERM, "cpu"), (signal.SIGTERM, "auto"), (signal.SIGHUP, "cpu")]
-)
 @pytest.mark.slow
-def test_a_signal_stops_a_run_on_a_cluster_with_a_checkpoint_of_its_last_step(number, device, lab_model, tmp_path):
-    """With `auto`, Ray starts before the run catches signals."""
-    path = tmp_path / "run"
-    words = ["--checkpoint.every", "1000", "--steps", "1000", "--hardware.device", device]
+def test_a_signal_stops_a_run_on_a_cluster_with_a_checkpoint_of_its_last_step(lab_model, tmp_path):
+    """With the device `auto`, Ray starts before the run catches signals."""
+    path, number = tmp_path / "run", signal.SIGTERM
+    words = ["--checkpoint.every", "1000", "--steps", "1000", "--hardware.device", "auto"]
     process = begin(lab_model, path, *words)
     runs.wait_for(lambda: runs.rows(path, "metrics.jsonl"), 120, "a step")
     os.kill(process.pid, number)
@@ -120,17 +111,15 @@ def test_a_signal_stops_a_run_on_a_cluster_with_a_checkpoint_of_its_last_step(nu
     assert steps == [runs.rows(path, "metrics.jsonl")[-1]["step"]]
 
 
-@pytest.mark.parametrize("engine_restarts", [False, True])
 @pytest.mark.slow
-def test_after_a_trainer_rank_is_killed_the_run_resumes_from_its_last_checkpoint(engine_restarts, lab_model, tmp_path):
+def test_after_a_trainer_rank_is_killed_the_run_resumes_from_its_last_checkpoint(lab_model, tmp_path):
     """A new engine waits for weights that the dead rank held, so the loop would wait for the engine in vain."""
     path = tmp_path / "run"
-    engines = ["--placement.generators", "1"] if engine_restarts else []
-    process = begin(lab_model, path, "--placement.trainer_ranks", "2", "--steps", "12", *engines)
+    words = ["--placement.trainer_ranks", "2", "--steps", "12", "--placement.generators", "1"]
+    process = begin(lab_model, path, *words)
     runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
-    if engine_restarts:
-        kill_one(process.pid, "EngineActor", random.Random(1))
-        time.sleep(1.0)
+    kill_one(process.pid, "EngineActor", random.Random(1))
+    time.sleep(1.0)
     kill_one(process.pid, "RankActor", random.Random(1))
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
@@ -159,13 +148,3 @@ def test_a_run_moves_from_one_machine_to_a_cluster_and_back(lab_model, tmp_path)
     assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 19))
     drawn, accounted = account(path)
     assert drawn == accounted
-
-
-@pytest.mark.slow
-def test_a_cluster_that_is_too_small_is_an_error_at_start(lab_model, tmp_path):
-    words = ["--placement.backend", "ray", "--placement.ray_address", "local", "--hardware.generator_threads", "4096"]
-    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *WORDS, *words])
-    text, _ = process.communicate(timeout=120)
-    message = "trainer ranks and generators together need 4096 CPUs and 0 GPUs; the cluster has"
-    assert process.returncode == 2 and message in " ".join(text.split()) and "Traceback" not in text
-    assert not (tmp_path / "run").exists()

@@ -31,10 +31,6 @@ REWARDS = """
             os.kill(os.getppid(), 9)  # the actor
         return [1.0] * len(completions)
 
-    def dies(prompts, completions, **columns):
-        with open(os.environ["MARK"] + "s", "a") as marks:
-            marks.write("x")
-        os.kill(os.getppid(), 9)  # the actor
 """
 
 
@@ -125,14 +121,6 @@ def test_a_scorer_that_dies_is_replaced_and_its_prompt_is_scored_again(scorers):
     scorer = scorers(function("dies_once"))["far_rewards:dies_once"]
     assert scores(scorer, prompt("far_rewards:dies_once"), ["a", "b"]) == [Score(1.0, False)] * 2
     assert Path(os.environ["MARK"]).exists()
-
-
-@pytest.mark.slow
-def test_a_prompt_whose_scorers_die_three_times_ends_the_run_with_the_task(scorers):
-    scorer = scorers(function("dies"))["far_rewards:dies"]
-    with pytest.raises(RewardError, match=r"a scorer died 3 times while scoring a prompt of 'far_rewards:dies'"):
-        scores(scorer, prompt("far_rewards:dies"), ["a"])
-    assert Path(os.environ["MARK"] + "s").read_text() == "xxx"
 
 
 def test_more_scorers_than_the_cluster_has_cores_are_an_error_before_the_run():

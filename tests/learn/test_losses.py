@@ -141,11 +141,3 @@ SHARED = [
     test_a_ratio_beyond_float_range_gives_a_finite_loss_and_gradient,
 ]
 """The tests that have a case for each entry of `ALL`."""
-
-
-@pytest.mark.parametrize("params", ALL, ids=lambda p: p.kind)
-def test_equal_advantages_of_all_tokens_give_the_loss_of_one_advantage(params):
-    """With `recipe.turn_credit` the advantages have an axis of tokens."""
-    each_BT = ADVANTAGES[:, None].expand_as(LOGP)
-    loss_BT, _ = LOSSES[params.kind](params, LOGP, BEHAVIOR, each_BT, MASK)
-    torch.testing.assert_close(loss_BT, run(params)[0])

@@ -64,7 +64,7 @@ class FakeVllm:
         self.loads.set()
         self.faults: Counter[str] = Counter()
         """Number of next requests with each fault: refuse, hang, preempt, drop, half, error, nonsense, short, no_pause,
-        no_load, wrong_label, lost_mask, stale."""
+        no_load, wrong_label, stale."""
         self.experts: tuple[int, int, int] | None = None
         """Layers with experts, experts per token and per layer, with --enable-return-routed-experts."""
         self.masks = False
@@ -320,7 +320,7 @@ class Handler(BaseHTTPRequestHandler):
                     "finish_reason": ("stop" if stopped else "length") if final else None,
                     "token_ids": [entry["token_id"] for entry in entries],
                     "logprobs": {"content": entries},
-                    "sampling_mask": masks[self.fake.suffers("lost_mask") :] if self.fake.masks else None,
+                    "sampling_mask": masks if self.fake.masks else None,
                     "weight_versions": spans if final else None,
                     "routed_experts": self.fake.routed(tokens[:-1]) if final else None,
                 }

@@ -1,11 +1,10 @@
 """vLLM's own code for weights over NCCL on CPU: gloo takes the place of the communicator, and streams do nothing.
 
 Trainer and worker run vLLM's classes, its packed tensors, its rendezvous and its messages. Real servers load it through
-gloo_worker.py, trainers call `replace` if vLLM is installed and `use` otherwise. As programs, with vLLM's worker-side
+gloo_worker.py, trainers call `replace` if vLLM is installed and `use` otherwise. As a program, with vLLM's worker-side
 engine behind the routes of the fake server:
 
     gloo_vllm.py serve SOURCE HOST PORT FILE     writes the weights that it receives to FILE
-    gloo_vllm.py send SOURCE ADDRESS             sends versions 1 to 3 to it
 
 SOURCE is a directory with vLLM's Python files in `vllm/`: only those of the transfer are loaded.
 """
@@ -19,7 +18,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -209,7 +207,6 @@ def serve(host: str, port: int, file: Path) -> None:
             received.update({name: tensor.tolist() for name, tensor in pairs})
 
     engine = engine_of(None, types.SimpleNamespace(parallel_config=place, model_config=None), "cpu", Model())
-    stuck = threading.Event()
 
     class WorkerHandler(Handler):
         def call(self, function: Any, *values: Any) -> None:
@@ -224,8 +221,6 @@ def serve(host: str, port: int, file: Path) -> None:
             self.call(lambda: engine.init_transfer_engine(engine.parse_init_info(body["init_info"])))
 
         def on_shutdown_weight_transfer_engine(self, body: dict | None) -> None:
-            if stuck.is_set():
-                time.sleep(30.0)  # its workers wait inside NCCL
             assert not self.fake.partial, "vLLM does not leave a group during an update"
             self.call(engine.shutdown)
 
@@ -237,24 +232,15 @@ def serve(host: str, port: int, file: Path) -> None:
             self.call(update)
 
     with FakeVllm(port, host=host, handler=WorkerHandler) as server:
-        signal.signal(signal.SIGUSR1, lambda *_: stuck.set())
         print(server.address, flush=True)
         threading.Event().wait()
 
 
-def main(word: str, source: str, *words: str) -> None:
-    """Run one of the programs."""
+def main(word: str, source: str, host: str, port: str, file: str) -> None:
+    """Run the program."""
+    assert word == "serve"
     use(Path(source))
-    if word == "serve":
-        host, port, file = words
-        return serve(host, int(port), Path(file))
-    from scalerl.training.engines.vllm import nccl
-
-    nccl.BUFFER = BUFFER
-    channel = channel_to(words[0], timeout_s=40.0)
-    for version in (1, 2, 3):
-        channel.send(version, weights(version))
-    print("sent", flush=True)
+    serve(host, int(port), Path(file))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Rollouts of programs over the endpoint: tokens as they were sampled, forks, sub-agents, tools, and bad requests."""
 
 import json
-import queue
 import socket
 import threading
 import urllib.request
@@ -61,7 +60,7 @@ def main_and_sub_agent(url, key, row):
 
 @pytest.mark.parametrize(
     ("rewards", "of_turns"),
-    [((0.5, 0.0, -1.0, 2.0), (0.5, 0.0, -1.0, 2.0)), ({3: 2.0, 0: 0.5}, (0.5, 0.0, 0.0, 2.0)), ((), ()), ({}, ())],
+    [((0.5, 0.0, -1.0, 2.0), (0.5, 0.0, -1.0, 2.0)), ({3: 2.0, 0: 0.5}, (0.5, 0.0, 0.0, 2.0)), ((), ())],
 )
 def test_rewards_of_turns_go_to_the_turns_of_all_sequences(rewards, of_turns):
     engine = engine_of(shout, main_and_sub_agent)
@@ -78,7 +77,7 @@ def test_rewards_of_turns_go_to_the_turns_of_all_sequences(rewards, of_turns):
 
 @pytest.mark.parametrize(
     ("rewards", "words"),
-    [((1.0,), "1 rewards of 4 turns"), ((1.0,) * 5, "5 rewards of 4 turns"), ({4: 1.0}, "of turn 5 after 4 turns")],
+    [((1.0,), "1 rewards of 4 turns"), ({4: 1.0}, "of turn 5 after 4 turns")],
 )
 def test_rewards_of_other_turns_than_there_were_are_no_score(rewards, words):
     engine = engine_of(shout, main_and_sub_agent)
@@ -109,7 +108,6 @@ def test_tokens_that_no_text_gives_back_stay():
 CHANGES = {
     "stripped thinking": lambda said: said.replace("<think>x</think>", ""),
     "edited": lambda said: said + " not",
-    "other case": lambda said: said.lower(),
 }
 
 
@@ -135,18 +133,6 @@ def test_a_changed_turn_begins_a_further_sequence_and_what_was_sampled_stays(cha
     assert rollout.outcome.metrics["forks"] == 1 and rollout.outcome.metrics["conversations"] == 2
 
 
-def test_a_compacted_history_is_a_conversation_of_its_own():
-    def run(url, key, row):
-        messages = [user("one")]
-        messages += [chat(url, key, messages), user("two")]
-        chat(url, key, messages)
-        chat(url, key, [user("we said one and two")])
-        return 1.0
-
-    rollout, _ = rollout_of(shout, run)
-    assert len(rollout.others) == 1 and rollout.outcome.metrics["forks"] == 0
-
-
 def test_conversations_at_the_same_time_are_sequences_of_one_rollout_with_one_reward():
     def run(url, key, row):
         def sub(number):
@@ -167,20 +153,6 @@ def test_conversations_at_the_same_time_are_sequences_of_one_rollout_with_one_re
     }
     assert rollout.outcome.turns == 10 and rollout.outcome.score == 0.25
     assert rollout.outcome.metrics["conversations"] == 5 and rollout.outcome.metrics["forks"] == 0
-
-
-def test_the_same_question_asked_several_times_at_once_gives_a_sequence_each():
-    def run(url, key, row):
-        threads = [threading.Thread(target=chat, args=(url, key, [user("again")])) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return 1.0
-
-    rollout, _ = rollout_of(shout, run, polls=50)
-    assert [len(one) for one in rollout.sequences] == [6, 6, 6]
-    assert len({one.prompt for one in rollout.sequences}) == 1
 
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -211,21 +183,6 @@ def test_calls_of_tools_are_read_from_the_text_and_their_tokens_stay():
     assert "look_up" in text(engine, rollout.prompt) and rollout.outcome.calls == 1 and rollout.others == ()
 
 
-def test_calls_of_every_form_become_tool_calls_with_the_types_of_the_request():
-    number = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {
-        "left": {"type": "integer"}, "note": {"type": "string"}}}}}  # fmt: skip
-    said = "I add.\n<tool_call>\n<function=add>\n<parameter=left>\n7\n</parameter>\n<parameter=note>\n8\n</parameter>\n"
-
-    def run(url, key, row):
-        message = chat(url, key, [user("7?")], tools=[number])
-        (made,) = message["tool_calls"]
-        assert made["function"]["name"] == "add" and message["content"] == "I add."
-        assert json.loads(made["function"]["arguments"]) == {"left": 7, "note": "8"}
-        return 1.0
-
-    assert rollout_of(lambda prompt: f"{said}</function>\n</tool_call>", run)[0].outcome.problem == ""
-
-
 PLAIN = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -247,14 +204,17 @@ MALFORMED = (
 )
 
 
-@pytest.mark.parametrize("said", MALFORMED)
-def test_a_malformed_call_is_text(said):
+def test_a_malformed_call_is_text():
     def run(url, key, row):
-        message = chat(url, key, [user("Rome?")], tools=TOOLS)
-        assert message["content"] == said and "tool_calls" not in message
+        for said in MALFORMED:
+            message = chat(url, key, [user(said)], tools=TOOLS)
+            assert message["content"] == said and "tool_calls" not in message
         return 1.0
 
-    assert rollout_of(lambda prompt: said, run)[0].outcome.problem == ""
+    def echo(prompt):
+        return prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+
+    assert rollout_of(echo, run)[0].outcome.problem == ""
 
 
 def test_text_of_a_tool_does_not_become_a_control_token():
@@ -345,35 +305,24 @@ def test_models_lists_the_policy():
 
 BAD = {
     "another model": ({"messages": [user("x")], "model": "gpt-4o"}, 404, "'policy'"),
-    "no model": (b'{"messages": []}', 404, "'policy'"),
     "not JSON": (b'{"model": "policy", ', 400, "not JSON"),
-    "not UTF-8": (b"\xff\xfe{}", 400, "not JSON"),
-    "a list": (b"[1, 2]", 400, "a JSON object"),
     "deep": (b'{"model": "policy", "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "nested"),
     "10 MB": ({"messages": [user("x" * 10_000_000)]}, 413, "allowed: 8,388,608"),
     "long conversation": ({"messages": [user("x" * 5000)]}, 400, "data.max_prompt_tokens"),
     "unknown parameters": ({"messages": [user("x")], "top_k": 3, "beams": 2}, 400, "'beams', 'top_k'"),
     "two answers": ({"messages": [user("x")], "n": 2}, 400, "n: got 2"),
     "log-probabilities": ({"messages": [user("x")], "logprobs": True}, 400, "logprobs"),
-    "a form": ({"messages": [user("x")], "response_format": {"type": "json_object"}}, 400, "response_format"),
     "an image": (
         {"messages": [user([{"type": "image_url", "image_url": {"url": "data:"}}])]}, 400, "neither images",
     ),
     "no messages": ({}, 400, "a list of messages"),
-    "empty messages": ({"messages": []}, 400, "a list of messages"),
     "a role": ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "a role of system"),
-    "a message that is text": ({"messages": ["x"]}, 400, "a role of system"),
     "the assistant last": ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, 400, "the last one"),
     "no tokens": ({"messages": [user("x")], "max_tokens": 0}, 400, "at least 1"),
-    "tokens as text": ({"messages": [user("x")], "max_tokens": "3"}, 400, "at least 1"),
     "bad tools": ({"messages": [user("x")], "tools": [{"name": "x"}]}, 400, "tools: got"),
     "stream as text": ({"messages": [user("x")], "stream": "yes"}, 400, "true or false"),
-    "stream as a number": ({"messages": [user("x")], "stream": 1}, 400, "true or false"),
     "options of a stream": ({"messages": [user("x")], "stream_options": 3}, 400, "stream_options: got 3"),
-    "options as a list": ({"messages": [user("x")], "stream_options": [1]}, 400, "an object"),
     "calls as a number": ({"messages": [{**user("x"), "tool_calls": 5}, user("y")]}, 400, "calls of functions"),
-    "calls as an object": ({"messages": [{**user("x"), "tool_calls": {"a": 1}}, user("y")]}, 400, "tool_calls"),
-    "tools as a number": ({"messages": [user("x")], "tools": 5}, 400, "tools: got 5"),
     "bad stop": ({"messages": [user("x")], "stop": [1]}, 400, "stop: got"),
 }  # fmt: skip
 
@@ -397,20 +346,13 @@ def test_each_bad_request_gets_an_error_that_says_what_is_allowed_and_the_rollou
 
 def test_usual_parameters_of_clients_are_taken():
     def run(url, key, row):
-        more = {"temperature": 0.0, "top_p": 0.9, "seed": 3, "n": 1, "user": "u", "parallel_tool_calls": False,
-                "stop": None, "tools": None, "response_format": {"type": "text"}, "store": False}  # fmt: skip
+        more = {"temperature": 0.0, "seed": 3, "n": 1, "stop": None, "response_format": {"type": "text"}}
         message = chat(url, key, [{"role": "developer", "content": "d"}, user([{"type": "text", "text": "x"}])], **more)
         assert message["content"] == "X"
         return 1.0
 
     rollout, engine = rollout_of(shout, run)
     assert "<|im_start|>system\nd<|im_end|>" in text(engine, rollout.prompt)
-
-
-def test_a_program_that_never_calls_has_no_score():
-    rollout, _ = rollout_of(shout, lambda url, key, row: 1.0)
-    assert "never called" in rollout.outcome.problem and rollout.outcome.score == 0.0
-    assert len(rollout) == 1 and not rollout.sampled.any()
 
 
 def test_a_failing_thread_ends_its_rollout():
@@ -436,28 +378,6 @@ def test_a_call_after_the_end_is_refused_and_counted():
     submit(engine)
     rollout = finish(engine)[0]
     assert rollout.outcome.metrics["late_calls"] == 1 and rollout.outcome.turns == 1
-
-
-def test_a_call_with_the_key_of_another_rollout_counts_as_a_call_of_that_one():
-    """Nothing is trained twice: the rollout whose program borrowed the key has no turns, and so no score."""
-    keys, called = queue.Queue(), threading.Event()
-
-    def run(url, key, row):
-        if row["borrows"]:
-            chat(url, keys.get(timeout=20), [user("borrowed")])
-            called.set()
-        else:
-            chat(url, key, [user("own")])
-            keys.put(key)
-            assert called.wait(20)
-        return 1.0
-
-    engine = engine_of(shout, run)
-    for number, borrows in enumerate((False, True)):
-        submit(engine, row={"borrows": borrows}, first=number)
-    owner, borrower = (rollout for _, rollout in sorted(finish(engine).items()))
-    assert owner.outcome.score == 1.0 and owner.outcome.turns == 2 and owner.outcome.metrics["conversations"] == 2
-    assert "never called" in borrower.outcome.problem and not borrower.sampled.any()
 
 
 def test_a_closed_connection_takes_its_turn_back():

@@ -200,25 +200,6 @@ def test_after_a_restore_untrained_groups_are_handed_out_for_scoring_again():
     assert [sorted(batch.groups) for batch in copy.untrained()] == [[0, 1], [2, 3]] and list(copy.finished) == [4]
 
 
-def test_counters_continue_over_two_resumes_without_a_saved_state():
-    def fresh():
-        sizes = Sizes(engines=2, slots=4, per_batch=2, group_size=1)
-        return make(("pipeline", 8, "wait"), "lag 3", sizes).coordinator
-
-    first = fresh()
-    first.begin(0, [visit_of(i) for i in range(8)])
-    first.step()  # 8 sequences on 8 slots: 8 tokens
-    second = fresh()
-    second.load_state(first.state() | {"engines": []})
-    second.begin(0)
-    second.step()  # 8 more from their prompts; sequences of one token had finished
-    third = fresh()
-    third.load_state(second.state() | {"engines": []})
-    assert first.stats().tokens == 8 and first.stats().slot_steps == 8
-    assert third.stats().tokens == second.stats().tokens > 8
-    assert third.stats().slot_steps == 16
-
-
 def test_the_engine_with_the_most_room_takes_the_next_group():
     """Slots of 4 and 2, each with room for one more request: 5 and 3; groups of 2."""
     engines = [ExactSimulatedEngine(slots, lambda request: 9) for slots in (4, 2)]

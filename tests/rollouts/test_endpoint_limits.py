@@ -7,15 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from agent_parts import chat, engine_of, finish, post, refusal, rollout_of, submit, user
 
 from scalerl.training.engines.agents import connections
 from scalerl.training.engines.agents.connections import EndpointServer
-from scalerl.training.engines.agents.endpoint import Session
-from scalerl.training.engines.agents.protocol import Refused
 from scalerl.training.models.text import TokenText
 
 
@@ -58,9 +55,7 @@ def with_server(run, most, **changes):
 
 
 HALVES = {
-    "nothing": b"",
     "half a request line": b"POST /v1/chat/comp",
-    "half of the headers": b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthoriz",
     "half of a body without a key": head("sk-none", 1000) + b'{"model"',
     "half of a body in chunks": head("sk-none", 9).replace(b"Content-Length: 9", b"Transfer-Encoding: chunked")
     + b"9\r",
@@ -109,7 +104,7 @@ def test_half_a_body_with_a_key_makes_room_and_a_request_that_waits_for_the_poli
     assert finish(engine)[0].outcome.turns == 1
 
 
-@pytest.mark.parametrize("half", [HALVES[name] for name in HALVES if name.startswith(("nothing", "half"))])
+@pytest.mark.parametrize("half", [HALVES[name] for name in HALVES if name.startswith("half")])
 def test_a_request_that_is_not_whole_in_time_is_closed(monkeypatch, half):
     monkeypatch.setattr(connections, "ENDPOINT_REQUEST_S", 0.05)
 
@@ -155,8 +150,7 @@ def run(url, key, row):
     sys.stdin.readline()
     os._exit(0)
 engine = engine_of(lambda prompt: "yes", run)
-if int(sys.argv[2]):
-    engine._endpoints._server = EndpointServer(int(sys.argv[2]))
+engine._endpoints._server = EndpointServer(int(sys.argv[2]))
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 submit(engine)
 while True:
@@ -164,36 +158,20 @@ while True:
 """
 
 
-def attacked(most, files, during, after=lambda url, key: None):
-    """Attack a server that has 256 file descriptors; return what it printed as errors."""
-    command = [sys.executable, "-c", SERVER, str(Path(__file__).parents[1]), str(most), str(files)]
+@pytest.mark.slow
+def test_a_process_without_a_descriptor_says_so_once_and_goes_on_when_there_is_one():
+    """The server may have 400 connections, which are more than its 256 descriptors; the program takes all others."""
+    command = [sys.executable, "-c", SERVER, str(Path(__file__).parents[1]), "400", "200"]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     url, key = server.stdout.readline().split()
     held = [begun(url) for _ in range(400)]
-    during(url, key)
     server.stdin.write("\n")
     server.stdin.flush()
     assert server.stdout.readline() == "closed\n"
-    after(url, key)
+    chat(url, key, [user("x")])
     _, errors = server.communicate("\n", timeout=60)
     for connection in held:
         connection.close()
-    return errors
-
-
-@pytest.mark.slow
-def test_400_half_requests_under_256_descriptors_stop_no_program():
-    def ask(url, key):
-        for number in range(5):
-            chat(url, key, [user(f"turn {number}")])
-
-    assert attacked(0, 60, ask) == ""
-
-
-@pytest.mark.slow
-def test_a_process_without_a_descriptor_says_so_once_and_goes_on_when_there_is_one():
-    """The server may have 400 connections, which are more than descriptors, and the program takes all others."""
-    errors = attacked(400, 200, lambda url, key: None, lambda url, key: chat(url, key, [user("x")]))
     assert errors == connections.NO_DESCRIPTORS + "\n"
 
 
@@ -222,7 +200,6 @@ def watched(run, told, **changes):
 
 LONG = {
     "one message": {"messages": [user("x" * 200_000)]},
-    "many messages": {"messages": [user("x" * 100)] * 2_000},
     "empty messages": {"messages": [user("")] * 20_000},
     "a tool": {"messages": [user("x")], "tools": [{"type": "function", "function": {"name": "x" * 200_000}}]},
     "a call": {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "x" * 200_000}}]}, user("x")]},
@@ -245,7 +222,7 @@ def test_a_text_that_is_too_long_in_bytes_is_refused_before_it_is_encoded():
     engine = watched(run, lambda text: encoded.append(len(text)), max_prompt_tokens=1_000)
     submit(engine)
     end = finish(engine)[0].outcome
-    assert (end.problem, end.metrics["refused"], end.turns) == ("", 7, 1) and max(encoded) < 4_100
+    assert (end.problem, end.metrics["refused"], end.turns) == ("", 6, 1) and max(encoded) < 4_100
 
 
 def test_a_long_text_that_is_encoded_keeps_no_other_rollout_waiting():
@@ -294,7 +271,7 @@ def test_of_20_requests_at_once_only_as_many_are_sampled_as_the_rollout_has_turn
     assert len(engine.inner.prompts) == rollout.outcome.turns == 3
 
 
-def test_a_request_that_is_refused_takes_no_turn_and_one_that_nobody_waits_for_does():
+def test_a_request_that_is_refused_takes_no_turn():
     def run(url, key, row):
         for _ in range(3):
             with refusal(url, key, {"messages": [user("x" * 20_000)]}):
@@ -306,8 +283,3 @@ def test_a_request_that_is_refused_takes_no_turn_and_one_that_nobody_waits_for_d
         return 1.0
 
     assert rollout_of(said, run, turns=2, max_prompt_tokens=1_000)[0].outcome.turns == 2
-    session = Session(SimpleNamespace(settings={"turns": 2}), None, None)
-    session.reserve_turn()
-    session.reserve_turn()  # nobody returns it when a connection is closed
-    with pytest.raises(Refused, match="had its 2 turns"):
-        session.reserve_turn()

@@ -13,18 +13,14 @@ from scalerl.training.engines.turns import ReplyPool
 from scalerl.training.models.template import continuation
 from scalerl.training.models.text import TokenText
 from scalerl.training.rewards.pool import ProcessEnded
-from scalerl.training.rewards.turns import Reply, reply_to
+from scalerl.training.rewards.turns import Reply
 
 ENVIRONMENT = """
     import asyncio
     from collections import UserDict
-    from scalerl.core.errors import ConfigError
     from scalerl.training.rewards.turns import Reply
 
     class TwoWords(Exception):
-        def __init__(self, one, other): super().__init__(one)
-
-    class Own(ConfigError):
         def __init__(self, one, other): super().__init__(one)
 
     class Text(str):
@@ -52,28 +48,17 @@ ENVIRONMENT = """
         "an error with two arguments": lambda: raises(TwoWords("no", "entry")),
         "an error of a local class": local,
         "an error without text": lambda: raises(OddError()),
-        "an own ConfigError": lambda: raises(Own("no", "entry")),
         "an exit": lambda: raises(SystemExit(3)),
-        "a group of errors": lambda: raises(ExceptionGroup("all", [TwoWords("no", "entry")])),
-        "a recursion": lambda: raises(RecursionError("deep")),
         "an odd score": lambda: Odd(),
         "an odd metric": lambda: {"score": 1, "odd": Odd()},
-        "an odd key": lambda: {Odd(): 1},
         "an odd mapping": lambda: OddMapping(score=1),
-        "odd rewards": lambda: {"rewards": [Odd()]},
-        "an odd list": lambda: [Odd()],
         "no text in a record": lambda: Reply(({"role": "user", "content": Odd()},)),
-        "no role in a record": lambda: Reply(({"content": "a"},)),
         "an odd score in a record": lambda: Reply((), Odd()),
-        "NaN in a record": lambda: Reply((), float("nan")),
-        "an odd metric in a record": lambda: Reply((), 1.0, {"a": Odd()}),
         "messages that are none": lambda: Reply(Odd()),
         "a coroutine": lambda: asyncio.sleep(0),
     }
     FINE = {
         "half a character": lambda: "a \\ud800 b",
-        "two halves": lambda: "\\ud83d\\ude00",
-        "own text": lambda: [{"role": Text("tool"), "content": Text("7")}],
         "own text in a record": lambda: Reply(({"role": Text("tool"), "content": Text("7")},)),
         "half a key": lambda: {"score": 1, "\\ud800": 2},
     }
@@ -115,10 +100,9 @@ def test_every_kind_of_failure_of_an_environment_reaches_its_rollout(hostile):
     finally:
         pool._pool.close()
     contents = {kind: reply.messages[0] for kind, reply in fine.items() if reply.messages}
-    assert contents["half a character"]["content"] == "a \ufffd b" and contents["two halves"]["content"] == "😀"
-    for kind in ("own text", "own text in a record"):
-        assert contents[kind] == {"role": "tool", "content": "7"}
-        assert {type(value) for value in contents[kind].values()} == {str}
+    assert contents["half a character"]["content"] == "a \ufffd b"
+    own = contents["own text in a record"]
+    assert own == {"role": "tool", "content": "7"} and {type(value) for value in own.values()} == {str}
     assert fine["half a key"] == Reply((), 1.0, {"\ufffd": 2.0})
 
 
@@ -133,20 +117,16 @@ def test_a_row_that_cannot_be_sent_fails_its_rollout_and_no_other(hostile):
 
 
 class Strict(Numbers):
-    """A tokenizer that takes no lone surrogate, as real ones, and whose template takes no system message."""
+    """A tokenizer that takes no lone surrogate, as real ones."""
 
     def __call__(self, text, **options):
         text.encode()
-        if "system" in text:
-            raise KeyError("system")
         return super().__call__(text, **options)
 
 
 @pytest.mark.parametrize(("answer", "problem"), [
     (Reply(({"role": "user", "content": "\ud800"},)), "own:Echo.reply: UnicodeEncodeError: "),
-    (Reply(({"role": "user", "content": "system"},)), "own:Echo.reply: KeyError: 'system'"),
     (PluginError("own:Echo.reply raised \ud800"), "own:Echo.reply raised \ufffd"),
-    (ConfigError("no sandbox"), "no sandbox"),
     (TimeoutError(), "own:Echo.reply took longer than 5 s"),
     (ProcessEnded("3 times (exit code 7)"), "own:Echo.reply ended its process 3 times (exit code 7)"),
     (TypeError("cannot pickle"), "own:Echo.reply: TypeError: cannot pickle"),
@@ -165,8 +145,8 @@ def test_a_reply_that_cannot_be_used_ends_its_rollout_and_not_the_run(answer, pr
     assert all(end.problem.isprintable() for end in ends)
 
 
-@pytest.mark.parametrize("limit", [30, 64, 256])
-def test_messages_that_do_not_fit_are_left_out(chat, limit):
+def test_messages_that_do_not_fit_are_left_out(chat):
+    limit = 64
     messages = [{"role": "tool", "content": f"result {number}"} for number in range(500)]
     tokens = continuation(chat, messages, -1, True, limit)
     shown = chat.decode(tokens).count("<|im_start|>tool")
@@ -181,26 +161,3 @@ def test_a_template_that_refuses_a_role_fails_the_rollout(chat):
     chat.chat_template = chat.chat_template.replace("{% for m in messages %}", "{% for m in messages %}" + refuses)
     with pytest.raises(ConfigError, match="fails on messages of the roles user, assistant, system"):
         continuation(chat, [{"role": "system", "content": "a"}], -1, True, 64)
-
-
-def test_a_looping_model_gets_the_answers_that_fit(user_code, chat):
-    user_code("looping", '''
-        def add(a: int) -> int:
-            """Add one.
-
-            Args:
-                a: A number.
-            """
-            return a + 1
-
-        class Sums:
-            tools = [add]
-            def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
-            def score(self, row, completion): return 1.0
-    ''')  # fmt: skip
-    call = '<tool_call>{"name": "add", "arguments": {"a": 6}}</tool_call>'
-    columns = {"function": "looping:Sums", "params": {}, "row": {"prompt": "0"}, TURNS: LIMITS}
-    reply = reply_to(Prompt("0", "", (1,), "", "Sums", columns), said(call * 400))
-    assert len(reply.messages) == 400
-    tokens = continuation(chat, reply.messages, -1, True, 256)
-    assert len(tokens) <= 256 and "tool\n7<|im_end|>" in chat.decode(tokens)

@@ -1,8 +1,6 @@
 """The pipeline over a scripted engine in a real process; each token equals the version that sampled it."""
 
-import random
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,22 +132,6 @@ def test_a_wait_without_end_is_an_error():
     with pytest.raises(WorkerDied, match=r"the schedule is stuck, .*per_batch=3.*started=2"):
         pipeline.take(3, now=0)
     pipeline.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("slots", [8, 54])
-@pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=3)], ids=str)
-def test_random_delays_on_both_sides_do_not_change_results(policy, slots):
-    """With many slots, batches are completed together, so that several versions are due before one tick."""
-    rng = random.Random(1)
-    spec = ScriptedSpec(policy, slots=slots)
-    quiet = train(spec, updates=12)
-    late_trainer = train(spec, updates=12, delay=lambda: rng.random() * 0.05)
-    late_generator = train(replace(spec, delay_s=0.003), updates=12)
-    assert content(quiet) == content(late_trainer) == content(late_generator)
-    assert (
-        [b.stats.tick for b in quiet] == [b.stats.tick for b in late_trainer] == [b.stats.tick for b in late_generator]
-    )
 
 
 def test_a_killed_generator_raises_in_take():

@@ -5,16 +5,11 @@ import signal
 import time
 
 import pytest
-import torch
-from engine_builds import Scripted, Served, Torch
-from tiny_models import tiny_model
+from engine_builds import Scripted, Served
 
 from scalerl.core.rng import stream_key
 from scalerl.training.engines.engine import NO_WEIGHTS, ExactEngine, Request
 from scalerl.training.engines.process_engine import EngineDied, EngineProcess
-from scalerl.training.engines.shared_memory import SharedMemoryChannel
-from scalerl.training.models.policy import Policy
-from scalerl.training.models.weights import WeightLayout
 
 
 @pytest.fixture
@@ -71,23 +66,6 @@ def test_a_scripted_engine_behaves_the_same_in_another_process(remote):
     assert sorted(one[0][0] for one in ended) == [0, 1, 2, 3, 4, 5, 7]  # 6 and 8 were canceled
     assert {version for one in ended for version in one[3]} == {0, 1}
     assert not here[-1][3].busy
-
-
-@pytest.mark.slow
-def test_a_model_samples_the_same_tokens_in_another_process_across_a_swap(remote):
-    policies = [Policy(tiny_model("qwen3", seed)) for seed in (0, 1)]
-    channel = SharedMemoryChannel(WeightLayout.of(policies[0].weights()))
-    for version, policy in enumerate(policies):
-        channel.send(version, policy.weights())
-    threads = torch.get_num_threads()
-    try:
-        here = play(Torch(channel)()[0])
-    finally:
-        torch.set_num_threads(threads)
-    there = play(remote(Torch(channel)).engines()[0])
-    assert there == here
-    crossing = [one for entry in here[2:] for one in entry[0] if set(one[3]) == {0, 1}]
-    assert len(crossing) >= 2  # otherwise no sequence spans the swap
 
 
 def test_the_saved_state_of_one_process_is_restored_in_another(remote):

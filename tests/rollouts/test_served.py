@@ -20,7 +20,7 @@ from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.local.slot_engine import SlotEngine
 from scalerl.training.engines.process_engine import EngineDied
 from scalerl.training.engines.schedule import SCHEDULES
-from scalerl.training.engines.served import EngineHandle, Restarter, Submit, Swap
+from scalerl.training.engines.served import EngineHandle, Restarter, Swap
 from scalerl.training.machines.simulation import visit_of
 
 SLOTS = 8
@@ -161,9 +161,8 @@ def test_the_version_in_use_is_never_one_that_was_only_requested():
     assert len(world.handles) > 3
 
 
-@pytest.mark.parametrize("dead", [1, 2])
-def test_engines_without_weights_hold_back_no_version_and_keep_only_what_they_will_load(dead):
-    """Two engines, one or both of which die and do not come back: updates become active, old versions are released."""
+def test_engines_without_weights_hold_back_no_version_and_keep_only_what_they_will_load():
+    """Two engines, of which one dies and does not come back: updates become active, old versions are released."""
     worlds = [World() for _ in range(2)]
     schedule = SCHEDULES["pipeline"](PipelineRL(max_lag=4), 1, OnArrival())
     coordinator = Coordinator([w.engine for w in worlds], schedule, 1, seed=0, evaluators=[w.evaluator for w in worlds])
@@ -171,20 +170,18 @@ def test_engines_without_weights_hold_back_no_version_and_keep_only_what_they_wi
     until = time.monotonic() + 60.0
     while not coordinator.step():
         assert time.monotonic() < until
-    for world in worlds[:dead]:
-        world.restarter._make = lambda: time.sleep(60.0)  # a start that takes long
-        world.handles[-1].dead = True
-        world.engine.poll()
+    worlds[0].restarter._make = lambda: time.sleep(60.0)  # a start that takes long
+    worlds[0].handles[-1].dead = True
+    worlds[0].engine.poll()
     coordinator.receive(NewVersion(1, True, ()))
     while schedule.active < 1:
         assert time.monotonic() < until
         coordinator.step()
-    assert [world.engine.version for world in worlds] == [NO_WEIGHTS, NO_WEIGHTS if dead == 2 else 1]
+    assert [world.engine.version for world in worlds] == [NO_WEIGHTS, 1]
     assert coordinator.sampling_version == 1 and coordinator.needed_versions() == {1}
 
 
 CALLS = {
-    "submit": lambda world: world.engine.submit(requests(10, first=90)),
     "submit to the evaluator": lambda world: world.evaluator.submit(requests(10, first=90)),
     "swap": lambda world: world.engine.swap(7),
     "cancel": lambda world: world.engine.cancel({(i, 0) for i in range(30, 40)}),
@@ -202,7 +199,7 @@ def test_an_engine_that_died_since_the_last_poll_is_replaced_at_the_next_call(ca
     assert world.handles[0].stopped and "unfinished sequences are sampled again" in world.notes[0]
     assert world.engine.occupancy().busy and world.engine.version == NO_WEIGHTS
     expected = {(i, 0) for i in range(30 if call == "cancel" else 40)}
-    expected |= {(i, 0) for i in range(90, 100)} if call == "submit" else {f.id for f in finished}
+    expected |= {f.id for f in finished}
     finished += wait_for(lambda more: len(finished) + len(more) == len(expected), world.engine)
     assert {f.id for f in finished} == expected and len(finished) == len(expected)
     if call == "submit to the evaluator":
@@ -211,8 +208,7 @@ def test_an_engine_that_died_since_the_last_poll_is_replaced_at_the_next_call(ca
     assert len(world.notes) == 1 and world.engine.work.restarts == 1 and len(world.handles) == 2
 
 
-@pytest.mark.parametrize("moment", ["before its first weights", "before its first sequences"])
-def test_an_engine_that_dies_while_it_starts_is_replaced(moment):
+def test_an_engine_that_dies_before_its_first_weights_is_replaced():
     world = World(decode_s=0.001)
     made = world.restarter._make
 
@@ -222,7 +218,7 @@ def test_an_engine_that_dies_while_it_starts_is_replaced(moment):
         post = handle.post
 
         def dying(command):
-            handle.dead |= isinstance(command, Swap if "weights" in moment else Submit)
+            handle.dead |= isinstance(command, Swap)
             post(command)
 
         handle.post = dying
@@ -235,35 +231,6 @@ def test_an_engine_that_dies_while_it_starts_is_replaced(moment):
     world.handles[0].dead = True
     wait_for(lambda _: len(world.handles) == 3 and not world.engine.occupancy().busy, world.engine)
     assert len(world.notes) == 2 and world.engine.work.restarts == 2
-
-
-def test_an_engine_that_dies_in_every_call_stops_the_run_after_three_deaths_in_a_row():
-    world = World()
-    made = world.restarter._make
-
-    def broken():
-        handle = made()
-        handle.dead = True
-        return handle
-
-    world.restarter._make = broken
-    world.handles[0].dead = True
-    world.engine.swap(0)
-    with pytest.raises(
-        EngineDied, match=r"died 3 times without finishing a sequence; the last: generator 1 of 1 ended"
-    ):
-        wait_for(lambda found: False, world.engine)
-    assert len(world.notes) == 2 and all(handle.stopped for handle in world.handles)
-
-
-def test_canceled_sequences_are_never_returned():
-    world = World(decode_s=0.002)
-    world.engine.swap(0)
-    world.engine.submit(requests(30))
-    world.engine.cancel({(i, 0) for i in range(0, 30, 2)})
-    finished = wait_for(lambda finished: len(finished) == 15, world.engine)
-    assert sorted(f.id[0] for f in finished) == list(range(1, 30, 2))
-    assert world.engine.poll(0.2) == [] and not world.engine.occupancy().busy
 
 
 def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_under_way(later):
@@ -292,26 +259,18 @@ def test_a_restarted_engine_waits_for_weights_without_limit_until_a_transfer_is_
     [
         (Placement(silence_timeout_s=60), {}, "has not answered for 61 s"),
         (Placement(silence_timeout_s=60), {"decode_s": 600.0}, "has sampled no token for 61 s"),
-        (
-            Placement(transfer_timeout_s=60),
-            {"swap_s": 600.0},
-            "transfer of version 2 of the weights took more than 60 s",
-        ),
     ],
-    ids=["silent", "stuck", "transfer"],
+    ids=["silent", "stuck"],
 )
 def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(placement, delays, reason, later):
-    world = World(placement, **{**delays, "swap_s": 0.0})
+    world = World(placement, **delays)
     world.engine.swap(1)
     wait_for(lambda _: world.engine.version == 1, world.engine)
     if "decode_s" not in delays:
         world.engine.submit(requests(1, first=9))
         wait_for(lambda found: found, world.engine)
-    if "swap_s" in delays:
-        for engine in world.handles[0].engines:
-            engine._receive = lambda version: time.sleep(delays["swap_s"])
     world.engine.submit(requests(4))
-    world.engine.swap(2 if "swap_s" in delays else 1)
+    world.engine.swap(1)
     world.handles[0].silent = reason.startswith("has not")
     world.engine.poll()
     later(61)
@@ -341,16 +300,15 @@ def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [0, 6])
-@pytest.mark.parametrize("stale", ["wait", "mask", "drop"])
-def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound(kills, stale):
-    rng = random.Random(f"{kills} {stale}")
+@pytest.mark.parametrize("stale", ["mask", "drop"])
+def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound(stale):
+    rng = random.Random(f"6 {stale}")
     worlds = [World(decode_s=0.0005) for _ in range(3)]
     schedule = SCHEDULES["pipeline"](PipelineRL(max_lag=2, stale=stale), 3, OnArrival())
     coordinator = Coordinator([w.engine for w in worlds], schedule, 2, seed=0, evaluators=[w.evaluator for w in worlds])
     updates, drawn, trained, dropped = 30, 12, Counter(), Counter()
     coordinator.begin(0, tuple(map(visit_of, range(drawn))))
-    deaths = sorted(rng.sample(range(2, updates - 2), kills))
+    deaths = sorted(rng.sample(range(2, updates - 2), 6))
     versions = Counter()
     ready, steps = [], 0
     while (done := coordinator.schedule.next_batch) < updates or ready:
@@ -386,4 +344,4 @@ def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound
     if stale != "mask":
         assert max(versions) <= 2
     stats = coordinator.stats()
-    assert (stats.restarts > 0) == (kills > 0) and (stats.resampled > 0) == (kills > 0)
+    assert stats.restarts > 0 and stats.resampled > 0

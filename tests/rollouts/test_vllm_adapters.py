@@ -55,9 +55,9 @@ def adapted(name, dtype, version, lora=LORA):
 # ------------------------------------------------------------------------------------------------------ a real server
 
 
-@pytest.fixture(scope="module", params=[("qwen3", "float32"), ("qwen3-untied", "bfloat16")], ids="-".join)
+@pytest.fixture(scope="module", params=[("qwen3", "float32")], ids="-".join)
 def started(request, tmp_path_factory):
-    """Return (server, versions by number, their channel, mean nats that rounding explains)."""
+    """Return (server, versions by number, their channel)."""
     name, dtype = request.param
     path = tmp_path_factory.mktemp(name)
     tiny_model(name, 7, **SIZES).to(getattr(torch, dtype)).save_pretrained(path / "model")
@@ -75,13 +75,13 @@ def started(request, tmp_path_factory):
     began = time.monotonic()
     server.wait_ready()
     print(f"\n{request.param}: ready after {time.monotonic() - began:.0f} s")
-    yield server, versions, channel, 1e-5 if dtype == "float32" else 3e-2  # 0.018 without an adapter
+    yield server, versions, channel
     server.close()
 
 
 @pytest.fixture
 def engine(started):
-    server, _, channel, _ = started
+    server, _, channel = started
     made, _ = direct(
         vllm_client(
             server, slots=(8, 4), rule=LONG, sampling=Sampling(), needs=NEEDS, transfer=AdapterTransfer(channel)
@@ -107,7 +107,7 @@ class TestServer:
     pytestmark = REAL
 
     def test_replaced_adapters_are_exact_in_sequences_under_way(self, started, engine):
-        _, versions, _, allowed = started
+        _, versions, _ = started
         sent, began = sampled(engine, [(5, 9, 2 + i % 7) for i in range(12)]), engine.work.tokens
         for version in (1, 2):
             wait_for(lambda version=version: engine.work.tokens > began + 300 * version, PATIENCE)
@@ -119,11 +119,11 @@ class TestServer:
         assert len(pairs) == 12 and any(len(set(rollout.versions.tolist())) > 1 for _, rollout in pairs)
         difference = largest_difference(versions, pairs)
         print(difference)
-        assert difference.mean < allowed
+        assert difference.mean < 1e-5
 
     def test_the_prefix_cache_of_a_replaced_adapter_is_not_used(self, started, engine):
         """A prompt of 400 tokens is in the cache when the next version gets it; its blocks have 128 on CPU."""
-        _, versions, _, allowed = started
+        _, versions, _ = started
         prompt = tuple(2 + (7 * i + i * i) % 40 for i in range(400))
         for version in (0, 1, 2, 1):
             engine.swap(version)
@@ -133,17 +133,7 @@ class TestServer:
             assert {int(v) for _, rollout in pairs for v in rollout.versions} == {version}
             difference = largest_difference(versions, pairs)
             print(version, difference)
-            assert difference.mean < allowed
-
-    def test_an_adapter_for_a_layer_that_the_model_lacks_is_an_error(self, started, engine):
-        _, versions, channel, _ = started
-        wait_for(lambda: engine.version == 0, PATIENCE)
-        names = [(name.replace("layers.1.", "layers.9."), weight) for name, weight in versions[1].adapters()]
-        channel.send(3, names)
-        engine.swap(3)
-        with pytest.raises(EngineDied, match=r"which this model lacks"):
-            while True:
-                engine.poll(0.05)
+            assert difference.mean < 1e-5
 
 
 # --------------------------------------------------------------------------------------------------------- a fake one
@@ -183,26 +173,15 @@ def test_every_version_is_sampled_with_the_adapter_under_its_label_and_a_salt_of
     ]
 
 
-def test_a_second_client_replaces_the_adapter_that_the_server_has_and_does_not_load_it_again(tmp_path):
-    with FakeVllm() as server:
-        for version in (1, 2):
-            engine, channel = fake_engine(server, tmp_path)
-            channel.send(version, [("a", torch.zeros(1))])
-            engine.swap(version)
-            wait_for(lambda engine=engine, version=version: engine.version == version)
-            engine.client.stop()
-        assert server.calls.count("/v1/load_lora_adapter") == 1 and server.calls.count("/collective_rpc") == 2
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["no_load", "wrong_label", "no_pause"])
+@pytest.mark.parametrize("fault", ["no_load", "wrong_label"])
 def test_a_server_that_does_not_take_an_adapter_is_lost(fault, tmp_path):
     with FakeVllm() as server:
         engine, channel = fake_engine(server, tmp_path)
         channel.send(1, [("a", torch.zeros(1))])
         server.faults[fault] = 1 << 30
         engine.swap(1)
-        with pytest.raises(EngineDied, match=r"No adapter found|reports version 0|Failed to pause"):
+        with pytest.raises(EngineDied, match=r"No adapter found|reports version 0"):
             while True:
                 engine.poll(0.05)
         engine.client.stop()
@@ -291,7 +270,6 @@ def vllm_source(place):
     ("name", "words", "channel", "reason"),
     [
         ("qwen3", (), "adapters", ""),
-        ("qwen3", ("--rollouts.weights", "directory"), "directory", ""),
         ("qwen3", ("--placement.servers", '["http://gpu-7:8000"]'), "directory", "servers given by address"),
         ("qwen3", ("--model.lora.rank", "600"), "directory", "up to rank 512"),
         ("qwen3-moe", ("--model.lora.targets", '["q_proj"]'), "directory", "a mixture"),
@@ -310,22 +288,16 @@ def test_adapters_are_sent_where_vllm_can_load_them_and_else_a_note_says_why_not
     assert len(notes) == bool(reason) and all("merged weights" in note and reason in note for note in notes)
 
 
+def test_adapters_that_no_engine_of_the_run_can_load_are_an_error(tmp_path):
+    words = ("--rollouts.weights", "adapters", "--placement.servers", '["http://gpu-7:8000"]')
+    with pytest.raises(ConfigError, match=r"rollouts.weights: got 'adapters'.*allowed: auto, "):
+        config_of(model_of(tmp_path, "qwen3"), *words)
+
+
 def test_an_architecture_has_adapters_if_its_class_or_a_base_of_it_has(tmp_path):
     source = vllm_source(tmp_path)
     names = ("Qwen3ForCausalLM", "MistralForCausalLM", "GPT2LMHeadModel", "UnknownForCausalLM")
     assert [adapters.has_adapter_layers(source, name) for name in names] == [True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--placement.engine", "torch"),
-        ("--placement.servers", '["http://gpu-7:8000"]'),
-    ],
-)
-def test_adapters_that_no_engine_of_the_run_can_load_are_an_error(words, tmp_path):
-    with pytest.raises(ConfigError, match=r"rollouts.weights: got 'adapters'.*allowed: auto, "):
-        config_of(model_of(tmp_path, "qwen3"), "--rollouts.weights", "adapters", *words)
 
 
 def test_the_server_of_a_run_is_started_for_the_adapters(tmp_path):

@@ -88,38 +88,3 @@ def test_the_source_of_weights_has_the_form_of_each_version(kind, monkeypatch):
         passed = list(source if kind is OldSource else source.iter_full())
         assert [name for name, _ in passed] == ["a", "b"] and float(passed[0][1][0, 0]) == 1 + version
     assert kind is OldSource or source.metadata is source.metadata
-
-
-def write(place, files):
-    for name, text in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    return contract.Source(place)
-
-
-def test_a_missing_route_argument_class_or_field_is_a_problem(tmp_path):
-    """The checks see what they are for: a source without anything lacks all, one change lacks that."""
-    source = write(tmp_path, {
-        "vllm/entrypoints/rl/online/api_router.py":
-            '@router.post("/pause")\nasync def pause(raw_request, mode="abort"): ...\n'
-            '@router.post("/resume")\nasync def resume(raw_request): ...\n',
-        "vllm/distributed/weight_transfer/base.py":
-            "class WeightTransferEngine:\n"
-            "    @abstractmethod\n    def shutdown(self): ...\n"
-            "    @abstractmethod\n    def another(self): ...\n"
-            "class VLLMWeightSyncClient(Protocol):\n"
-            "    def start_weight_update(self): ...\n"
-            "    def finish_weight_update(self, label): ...\n",
-    })  # fmt: skip
-    routes = list(contract.check_routes(source))
-    assert "POST /pause has no argument 'clear_cache'" in routes and "no route GET /weight_info" in routes
-    assert not any("/resume" in text for text in routes) and "POST /pause has no argument 'mode'" not in routes
-    worker = list(contract.check_worker(source))
-    assert any("abstract method another" in text for text in worker) and not any("shutdown" in t for t in worker)
-    client = list(contract.check_client(source))
-    assert len(client) == 1 and "finish_weight_update takes ['self', 'label']" in client[0]
-    imports = list(contract.check_imports(source))
-    assert any("no module vllm.distributed.weight_transfer.factory" in text for text in imports)
-    assert any("base has no WeightSource" in text for text in imports)
-    assert any("SamplingParams" in text for text in contract.check_answers(source))
-    assert any("--enable-scale-out" in text for text in contract.check_command_line(source))

@@ -1,10 +1,7 @@
 """Engines from a configuration over servers given by address, and a lost server that restarts."""
 
 import dataclasses
-import json
-import re
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +10,10 @@ from generator_specs import generator_spec
 from vllm_setup import PLAIN, agree, prompts_of, requests
 
 from scalerl.core.errors import ConfigError
-from scalerl.training.config import Hardware, RunConfig, read_config
+from scalerl.training.config import read_config
 from scalerl.training.config.base import replace
 from scalerl.training.config.placement import Placement
 from scalerl.training.engines.build import EngineSpec
-from scalerl.training.engines.channels import CHANNELS
 from scalerl.training.engines.directory import DirectoryChannel
 from scalerl.training.engines.engine import ExactEngine, RoutingShape
 from scalerl.training.engines.kept_weights import KeptWeights
@@ -29,7 +25,6 @@ from scalerl.training.engines.vllm.server import command
 from scalerl.training.loop.resolve import place_processes
 from scalerl.training.models.sizes import Attention, ModelSizes
 from scalerl.training.models.weights import WeightLayout
-from scalerl.training.placement.choices import channel_name
 
 
 def spec_of(addresses, tmp_path, *words):
@@ -78,23 +73,6 @@ def test_a_restarted_server_gets_the_weights_and_every_sequence_is_returned_once
         assert engine.work.flops > 0
         evaluator.submit(requests(3))
         assert len(collect(evaluator, 3)) == 3
-
-
-def test_two_servers_read_each_version_from_the_same_directory(tmp_path):
-    """Every engine holds a version under a name of its own; a second link under the same name would fail."""
-    with FakeVllm() as first, FakeVllm() as second:
-        first.load_s = second.load_s = 0.2
-        spec = spec_of([first.address, second.address], tmp_path)
-        pairs = server_engines([spec, dataclasses.replace(spec, number=1)], print)
-        for version in (1, 2):
-            for pair in pairs:
-                pair[0].swap(version)
-            until = time.monotonic() + 60
-            while not first.label == second.label == str(version):
-                assert time.monotonic() < until
-                for pair in pairs:
-                    assert pair[0].poll(0.02) == []
-        assert sum(pair[0].work.restarts for pair in pairs) == 0
 
 
 def test_an_engine_announces_its_server_to_the_trainer_as_long_as_it_lives(tmp_path):
@@ -166,14 +144,6 @@ def test_a_server_that_sends_nothing_at_all_is_used_again_after_the_limit_of_sil
         assert sorted(done.id for done in finished) == [(i, 0) for i in range(20)]
         (note,) = notes
         assert "no token" in note and "placement.silence_timeout_s" in note and engine.work.restarts == 1
-
-
-def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus(tmp_path):
-    config = RunConfig(hardware=Hardware(device="cuda"), placement=Placement(engine="vllm", servers=("http://x:1",)))
-    page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
-    (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
-    channel = CHANNELS[channel_name(config)](WeightLayout.of([]), tmp_path, config.placement, None)
-    assert json.loads(backend) == {"backend": channel.transfer(0).backend}
 
 
 def test_servers_that_keep_their_weights_are_started_without_a_transfer_and_need_none(tmp_path):

@@ -5,18 +5,15 @@ import time
 import httpx
 import numpy as np
 import pytest
-import torch
 from tiny_models import tiny_model
 from vllm_setup import CPU, PATIENCE, PYTHON, REAL, SIZES, direct, drain, prompts_of, wait_for
 
 from scalerl.core.rng import stream_key
-from scalerl.core.types import Prompt, Visit
 from scalerl.training.engines.directory import DirectoryChannel, DirectoryTransfer
-from scalerl.training.engines.engine import Request, Sampling, generate
+from scalerl.training.engines.engine import Request, Sampling
 from scalerl.training.engines.interrupt import NEVER, LengthRule
 from scalerl.training.engines.process_engine import EngineDied
 from scalerl.training.engines.replay import check_current, largest_difference
-from scalerl.training.engines.vllm import client, protocol
 from scalerl.training.engines.vllm.checks import Needs
 from scalerl.training.engines.vllm.client import vllm_client
 from scalerl.training.engines.vllm.server import ServerSpec, VllmServer
@@ -112,27 +109,6 @@ def test_log_probabilities_survive_swaps_in_flight(make, started):
     assert across.largest < 5e-5 and inside.largest < 5e-5
 
 
-def test_temperature_reaches_the_log_probabilities(make, started):
-    _, _, versions, _ = started
-    engine, _ = make(sampling=Sampling(temperature=0.7, stop=(STOP,)))
-    sent = requests(8)
-    engine.submit(sent)
-    assert check_current(versions[0], 0, pairs_of(drain(engine, PATIENCE), sent), temperature=0.7).largest < 5e-5
-
-
-def test_sampled_tokens_follow_the_models_distribution(make, started):
-    """Chi-square over tokens expected at least five times; twice the degrees of freedom is far beyond chance."""
-    _, _, versions, _ = started
-    engine, _ = make(rule=LengthRule(None, NEVER, 1), sampling=Sampling())
-    count = 1024
-    engine.submit([Request((i, 0), (5, 9, 2), i) for i in range(count)])
-    tokens = [int(done.rollout.tokens[0]) for done in drain(engine, PATIENCE)]
-    with torch.no_grad():
-        p = versions[0].logits(versions[0].hidden(torch.tensor([[5, 9, 2]]))[0, -1:]).softmax(-1)[0].numpy()
-    counts, seen = np.bincount(tokens, minlength=48), p > 5 / count
-    assert seen.sum() >= 3 and (((counts - count * p) ** 2) / (count * p))[seen].sum() < 2.0 * seen.sum() + 4
-
-
 def test_an_interrupted_sequence_continues_after_the_phrase(make, started):
     _, _, versions, _ = started
     rule = LengthRule(thinking=(20, 40), answer_tokens=30, max_tokens=70, phrase=(30, 31), end_tag=(31,))
@@ -147,47 +123,6 @@ def test_an_interrupted_sequence_continues_after_the_phrase(make, started):
         assert 20 <= at <= 40 and rollout.tokens[at : at + 2].tolist() == [30, 31]
         assert rollout.sampled[at + 2 :].all() and len(rollout) <= at + 32
     assert check_current(versions[0], 0, pairs).largest < 5e-5
-
-
-def test_broken_requests_are_resumed_with_the_same_log_probabilities(make, started, monkeypatch):
-    """Six streams are cut after their fifth chunk."""
-    _, _, versions, _ = started
-    events, cuts = client._events, iter(range(6))
-
-    async def cut(response):
-        count = 0
-        async for event in events(response):
-            yield event
-            count += 1
-            if count == 5 and next(cuts, None) is not None:
-                raise httpx.ReadError("cut")
-
-    monkeypatch.setattr(client, "_events", cut)
-    monkeypatch.setattr(client, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(protocol, "STREAM_INTERVAL", 8)
-    engine, _ = make(sampling=Sampling())
-    sent = requests(16, "broken")
-    engine.submit(sent)
-    pairs = pairs_of(drain(engine, PATIENCE), sent)
-    assert engine.client.retried >= 6 and all(len(rollout) == 200 for _, rollout in pairs)
-    assert check_current(versions[0], 0, pairs).largest < 5e-5
-
-
-def test_an_evaluation_does_not_wait_for_training_sequences_and_uses_its_version(make, started):
-    _, _, versions, _ = started
-    training, evaluating = make(LONGER)
-    training.submit(requests(64))
-    training.swap(1)
-    visits = [Visit(Prompt(str(i), "", (5, 9, 3 + i), "", "t"), 0, i) for i in range(3)]
-    complete = generate([evaluating], visits, samples=2, seed=0, purpose="evaluate")
-    groups = [group for _, group in sorted(complete, key=lambda pair: pair[0])]
-    assert training.occupancy().busy
-    pairs = [(visit.prompt.tokens, rollout) for visit, group in zip(visits, groups, strict=True)
-             for rollout in group.rollouts]  # fmt: skip
-    difference = check_current(versions[1], 1, pairs)
-    assert difference.rollouts == 6 and difference.largest < 5e-5
-    training.cancel([(i, 0) for i in range(64)])
-    wait_for(lambda: not training.occupancy().busy, PATIENCE)
 
 
 @pytest.mark.parametrize("asked", [["start_weight_update"], []], ids=["open", "paused"])

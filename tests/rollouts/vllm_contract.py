@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
@@ -319,22 +318,6 @@ def check_adapters(source: Source) -> Iterator[str]:
             yield f"{name} has {'no ' * able}adapters"
 
 
-def check_client(source: Source) -> Iterator[str]:
-    """Yield the methods of vLLM's client protocol that `ServersClient` lacks, and other arguments."""
-    from scalerl.training.engines.vllm.nccl import ServersClient
-
-    protocol = source.definition("VLLMWeightSyncClient", "distributed/weight_transfer/base.py")
-    if not isinstance(protocol, ast.ClassDef):
-        yield "no class VLLMWeightSyncClient"
-        return
-    for node in protocol.body:
-        if isinstance(node, ast.FunctionDef):
-            ours = getattr(ServersClient, node.name, None)
-            names = [a.arg for a in node.args.args]
-            if ours is None or list(ours.__code__.co_varnames[: ours.__code__.co_argcount]) != names:
-                yield f"VLLMWeightSyncClient.{node.name} takes {names}; ServersClient's differs"
-
-
 def missing(where: str, used: Iterable[str], existing: set[str]) -> Iterator[str]:
     """Yield the used names that do not exist."""
     if not existing:
@@ -343,39 +326,13 @@ def missing(where: str, used: Iterable[str], existing: set[str]) -> Iterator[str
     yield from (f"{where} has no {name!r}" for name in sorted(set(used) - existing))
 
 
-def check_transfer(source: Source) -> Iterator[str]:
-    """Yield why vLLM's own code, of trainer and worker, does not move scalerl's weights: three versions over gloo."""
-    program = [sys.executable, str(Path(__file__).with_name("gloo_vllm.py"))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    options = {"env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "received"
-        serve = [*program, "serve", str(source.place), "127.0.0.1", "0", str(file)]
-        with subprocess.Popen(serve, **options) as server:
-            address = server.stdout.readline().strip() if server.stdout else ""
-            done = subprocess.run([*program, "send", str(source.place), address], **options, timeout=120)
-            server.kill()
-            errors = server.stderr.read() if server.stderr else ""
-        if done.stdout.strip() != "sent":
-            yield f"vLLM's transfer: {done.stderr.strip().splitlines()[-1:]}; the server: {errors.splitlines()[-1:]}"
-        else:
-            from gloo_vllm import weights
-
-            received = json.loads(file.read_text())
-            for name, tensor in weights(3):
-                if received.get(name) != tensor.tolist():
-                    yield f"vLLM's transfer: {name} should be {tensor.tolist()}, is {received.get(name)}"
-
-
 CHECKS = (
     check_routes,
     check_answers,
     check_command_line,
     check_imports,
     check_worker,
-    check_client,
     check_adapters,
-    check_transfer,
 )
 
 
