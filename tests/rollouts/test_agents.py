@@ -320,6 +320,7 @@ BAD = {
     "the assistant last": ({"messages": [user("x"), {"role": "assistant", "content": "y"}]}, 400, "the last one"),
     "no tokens": ({"messages": [user("x")], "max_tokens": 0}, 400, "at least 1"),
     "bad tools": ({"messages": [user("x")], "tools": [{"name": "x"}]}, 400, "tools: got"),
+    "tools as a number": ({"messages": [user("x")], "tools": 5}, 400, "tools: got 5"),
     "stream as text": ({"messages": [user("x")], "stream": "yes"}, 400, "true or false"),
     "options of a stream": ({"messages": [user("x")], "stream_options": 3}, 400, "stream_options: got 3"),
     "calls as a number": ({"messages": [{**user("x"), "tool_calls": 5}, user("y")]}, 400, "calls of functions"),

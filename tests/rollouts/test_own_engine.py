@@ -20,7 +20,7 @@ MODULE = """
 
     class Plain:
         def __init__(self, parts, note=""):
-            self.inner = parts.torch_engine()
+            self.inner, self.evaluating = parts.torch_engine(), parts.evaluating
         def __getattr__(self, name):
             return getattr(self.inner, name)
 
@@ -190,4 +190,5 @@ def test_the_evaluation_engine_follows_swaps_over_one_model():
     engine, evaluator = engine_pair(own("Plain"), parts)
     engine.swap(3)
     assert engine.version == evaluator.version == 3 and len(loads) == 1
+    assert evaluator.evaluating  # an engine with noise evaluates without it
     assert isinstance(engine, ExactEngine) and engine.occupancy().slots == 2
