@@ -46,8 +46,8 @@ def attention_gradient(
     starts_k: torch.Tensor, scale: float, window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     _, backward = torch.func.vjp(lambda *given: plain(*given, starts_q, starts_k, scale, window), query, key, value)
-    found = [part.clone(memory_format=torch.contiguous_format) for part in backward(grad)]
-    return found[0], found[1], found[2]
+    gradients = [part.clone(memory_format=torch.contiguous_format) for part in backward(grad)]
+    return gradients[0], gradients[1], gradients[2]
 
 
 @attention_gradient.register_fake

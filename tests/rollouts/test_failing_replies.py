@@ -101,8 +101,8 @@ def test_every_kind_of_failure_of_an_environment_reaches_its_rollout(hostile):
         pool._pool.close()
     contents = {kind: reply.messages[0] for kind, reply in fine.items() if reply.messages}
     assert contents["half a character"]["content"] == "a \ufffd b"
-    own = contents["own text in a record"]
-    assert own == {"role": "tool", "content": "7"} and {type(value) for value in own.values()} == {str}
+    message = contents["own text in a record"]
+    assert message == {"role": "tool", "content": "7"} and {type(value) for value in message.values()} == {str}
     assert fine["half a key"] == Reply((), 1.0, {"\ufffd": 2.0})
 
 

@@ -236,8 +236,8 @@ def test_a_stopped_run_ends_with_its_last_checkpoint_or_a_new_one(when, raised, 
     run.finished = when == "evaluation"
     (line,), finished = run_to_end(run)
     assert not finished and calls == after
-    told = ", without a checkpoint of it, because" if raised is NoAnswer else "; continue with:"
-    assert line.startswith(f"stopped at step 7{told} ") and line.endswith(f"with: scalerl resume {tmp_path}")
+    ending = ", without a checkpoint of it, because" if raised is NoAnswer else "; continue with:"
+    assert line.startswith(f"stopped at step 7{ending} ") and line.endswith(f"with: scalerl resume {tmp_path}")
 
 
 def stopped_run(path, at, monkeypatch):

@@ -52,9 +52,9 @@ def test_received_weights_equal_sent_weights_exactly(kind, tmp_path):
     sent["seventeen.float32"][:3] = torch.tensor([float("inf"), -0.0, float("nan")])
     sent["matrix.float32"] = torch.randn(31, 33).T  # not contiguous
     channel.send(7, sent.items())
-    kept = {name: tensor.clone() for name, tensor in sent.items()}
+    sent_copy = {name: tensor.clone() for name, tensor in sent.items()}
     sent["one.float32"] += 1  # the learner goes on
-    assert equal(channel.receive(7), kept)
+    assert equal(channel.receive(7), sent_copy)
 
 
 # --------------------------------------------------------------------------------------------------------- versions

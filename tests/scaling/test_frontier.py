@@ -335,11 +335,11 @@ def test_directions_without_a_word_of_their_own_are_left_out_of_the_law(monkeypa
     law = pooled(clouds, settings, False)
     assert law.scatter.basis_UB.shape[1] < 30 and not law.scatter.is_whole
     monkeypatch.setattr("scalerl.reading.curves.pool.ROUNDING", -np.inf)
-    whole = pooled(clouds, settings, False)
-    assert whole.scatter.is_whole
-    np.testing.assert_allclose(law.mean_DUK, whole.mean_DUK, atol=1e-6)
-    assert (law.tau_DK == whole.tau_DK).all()
+    whole_law = pooled(clouds, settings, False)
+    assert whole_law.scatter.is_whole
+    np.testing.assert_allclose(law.mean_DUK, whole_law.mean_DUK, atol=1e-6)
+    assert (law.tau_DK == whole_law.tau_DK).all()
     cross = RNG(0).standard_normal((5, 60))
     for k, t in ((0, 0), (2, 13), (3, 26)):
-        own, expected = (one.scatter.times_precision(cross, k, t) for one in (law, whole))
-        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+        product, expected = (one.scatter.times_precision(cross, k, t) for one in (law, whole_law))
+        np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

@@ -298,7 +298,8 @@ def duration_line(run: RunSizes, machine: Machine) -> str:
     generate_s, train_s = batch_seconds(run, speeds_of(run, inputs)[0], lengths_of(run, None))
     gpu, warm = inputs.assumed.gpu, warm_start_seconds(run, inputs)
     first = f"; before them, once on a machine, a warm start of about {in_units(warm)}" if warm else ""
-    source, evaluations = f"the data sheet of {gpu.name}", count_of(run.steps, run.evaluation.every)
+    evaluations = count_of(run.steps, run.evaluation.every)
+    source = f"the data sheet of {gpu.name}"
     if machine.gpu is None:
         source = f"a product on this CPU at {gpu.flops / 1e9:,.0f} GFLOP/s"
     return (
